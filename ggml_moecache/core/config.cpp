@@ -1,0 +1,127 @@
+#include "core/config.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+namespace moecache {
+
+static const variable_info table[] = {
+    { "GGML_MOECACHE_CAPACITY", "0", "0 or all",
+      "Experts that have a copy on the device. 0: every expert is computed by the CPU, the rest of the model by the device. all: "
+      "every expert has a copy and the device computes everything." },
+    { "GGML_MOECACHE_STATUS", "", "a file name",
+      "Write the status of every llama context of the process to this file as JSON, when it becomes known and at exit." },
+    { "GGML_MOECACHE_DEVICE_MIB", "", "a whole number of MiB, at least 1",
+      "Treat each device as if it had only this much memory: reported to llama.cpp and applied to its own and our allocations." },
+    { "GGML_MOECACHE_STANDIN", "0", "0 or 1",
+      "When no GPU is found, register the CPU as a stand-in device, so that everything runs and can be tested without a GPU." },
+    { "MOECACHE_REQUIRE", "0", "0 or 1",
+      "Turn every fallback (no room, an unsupported type, memory that cannot be pinned) into an error that ends the computation." },
+};
+
+const variable_info * variable_table(size_t & n_variables) {
+    n_variables = sizeof(table) / sizeof(table[0]);
+    return table;
+}
+
+static std::mutex                         settings_mutex;
+static std::map<std::string, std::string> settings; // of this process, guarded by settings_mutex
+
+static const variable_info * find(const char * name) {
+    for (const variable_info & info : table) {
+        if (std::strcmp(info.name, name) == 0) {
+            return &info;
+        }
+    }
+    return nullptr;
+}
+
+// Whole decimal number; false for anything else, a sign and leading blanks included.
+static bool parse_number(const std::string & text, uint64_t & number) {
+    if (text.empty() || text.size() > 15 || text.find_first_not_of("0123456789") != std::string::npos) {
+        return false;
+    }
+    number = std::strtoull(text.c_str(), nullptr, 10);
+    return true;
+}
+
+static std::string check(const variable_info & info, const std::string & value) {
+    bool     good   = true;
+    uint64_t number = 0;
+    if (std::strcmp(info.name, "GGML_MOECACHE_CAPACITY") == 0) {
+        good = value == "0" || value == "all";
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_DEVICE_MIB") == 0) {
+        // the upper bound keeps the number of bytes below 2^63
+        good = value.empty() || (parse_number(value, number) && number >= 1 && number < (uint64_t(1) << 43));
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 || std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
+        good = value == "0" || value == "1";
+    }
+    return good ? "" : std::string(info.name) + " must be " + info.values + ". Got '" + value + "' instead.";
+}
+
+std::string config_get(const char * name) {
+    {
+        std::lock_guard<std::mutex> lock(settings_mutex);
+        const auto                  setting = settings.find(name);
+        if (setting != settings.end()) {
+            return setting->second;
+        }
+    }
+    const char * value = std::getenv(name);
+    return value != nullptr && *value != '\0' ? value : find(name)->default_value;
+}
+
+std::string config_set(const char * name, const char * value) {
+    const variable_info * info = name != nullptr ? find(name) : nullptr;
+    if (info == nullptr) {
+        return std::string("'") + (name != nullptr ? name : "") + "' is no variable of ggml_moecache; `moecache config` lists them";
+    }
+    if (value != nullptr) {
+        const std::string error = check(*info, value);
+        if (!error.empty()) {
+            return error;
+        }
+    }
+    std::lock_guard<std::mutex> lock(settings_mutex);
+    if (value != nullptr) {
+        settings[name] = value;
+    } else {
+        settings.erase(name);
+    }
+    return "";
+}
+
+std::string config_check() {
+    for (const variable_info & info : table) {
+        const std::string error = check(info, config_get(info.name));
+        if (!error.empty()) {
+            return error;
+        }
+    }
+    return "";
+}
+
+config config_read() {
+    config result;
+    result.capacity    = config_get("GGML_MOECACHE_CAPACITY") == "all" ? capacity_kind::all : capacity_kind::none;
+    result.require     = config_get("MOECACHE_REQUIRE") == "1";
+    result.status_file = config_get("GGML_MOECACHE_STATUS");
+    return result;
+}
+
+bool config_standin() {
+    return config_get("GGML_MOECACHE_STANDIN") == "1";
+}
+
+uint64_t config_device_cap_bytes() {
+    uint64_t number = 0;
+    return parse_number(config_get("GGML_MOECACHE_DEVICE_MIB"), number) ? number << 20 : 0;
+}
+
+const char * capacity_name(capacity_kind capacity) {
+    return capacity == capacity_kind::all ? "all" : "0";
+}
+
+} // namespace moecache

@@ -1,0 +1,48 @@
+// Configuration: every variable of the library, in one table with default, unit and rule. `moecache config` and the documentation
+// print this table; nothing else in the library reads the environment.
+//
+// A variable is set by the environment or, inside the process, by config_set(), which wins. Values are checked when they are set
+// and again when the library is loaded; a context reads them once, when it is created.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace moecache {
+
+struct variable_info {
+    const char * name;          // as in the environment
+    const char * default_value; // "" = none
+    const char * values;        // what it takes, for people
+    const char * summary;
+};
+
+// All variables in the order in which they are documented.
+const variable_info * variable_table(size_t & n_variables);
+
+// The value in force ("" when there is none). REQUIRES: `name` is in the table.
+std::string config_get(const char * name);
+
+// Set `name` for this process; NULL takes the setting back. Returns "" or a message that names the variable, the rule and the value.
+std::string config_set(const char * name, const char * value);
+
+// The first error among the values in force, or "".
+std::string config_check();
+
+enum class capacity_kind { none, all };
+
+// The settings of one llama context, parsed. Only valid when config_check() is "".
+struct config {
+    capacity_kind capacity = capacity_kind::none;
+    bool          require  = false; // every fallback is an error
+    std::string   status_file;      // "" = none
+};
+
+config   config_read();
+bool     config_standin();          // GGML_MOECACHE_STANDIN=1: wrap the CPU when there is no GPU
+uint64_t config_device_cap_bytes(); // GGML_MOECACHE_DEVICE_MIB in bytes, 0 = no cap
+
+const char * capacity_name(capacity_kind capacity);
+
+} // namespace moecache

@@ -1,0 +1,53 @@
+#include "core/reasons.h"
+
+namespace moecache {
+
+static const reason_info table[] = {
+    { reason::none, "none", "Nothing is wrong." },
+    { reason::no_gpu, "no_gpu",
+      "No GPU was found when the library was loaded, so no MoECache device is registered. Load it after GGML's CUDA backend; to "
+      "try it without a GPU set GGML_MOECACHE_STANDIN=1." },
+    { reason::unsupported_gpu, "unsupported_gpu",
+      "A GPU was found, but not through GGML's CUDA backend; only that one is supported, so no MoECache device is registered." },
+    { reason::ggml_version, "ggml_version",
+      "The library was compiled for another version of ggml than the program uses. Build it against that llama.cpp "
+      "(-DLLAMA_CPP_DIR=)." },
+    { reason::bad_config, "bad_config",
+      "A setting has a value that the variable does not take; the line names both. No MoECache device is registered." },
+    { reason::no_expert_tensors, "no_expert_tensors",
+      "The model has no expert tensors (it is dense): it runs as on the device below, and there is nothing to cache." },
+    { reason::experts_elsewhere, "experts_elsewhere",
+      "The model's experts were placed elsewhere by the user (--cpu-moe, --n-cpu-moe, --override-tensor, --n-gpu-layers, "
+      "--split-mode tensor) and keep stock behaviour there." },
+    { reason::no_room, "no_room",
+      "The device has not enough free memory after the KV cache and the compute buffers; the experts run on the CPU. Lower the "
+      "context size or the capacity." },
+    { reason::unsupported_type, "unsupported_type",
+      "The device below cannot multiply expert tensors of this type; these experts run on the CPU." },
+    { reason::partial_block, "partial_block",
+      "An eval callback cut an MoE block into pieces; the pieces are computed operation by operation, correctly but slowly." },
+    { reason::unknown_block, "unknown_block",
+      "An expert tensor is used in a way this version does not know; it is computed operation by operation on the CPU." },
+    { reason::not_pinned, "not_pinned",
+      "The memory of the experts could not be pinned (the driver or a container limit refused): copies to the GPU are slower." },
+    { reason::partly_pinned, "partly_pinned",
+      "Only a part of the memory of the experts could be pinned: copies of the rest to the GPU are slower." },
+    { reason::host_backend, "host_backend",
+      "GGML's CPU backend, which computes the experts that are not on the device, could not be started." },
+    { reason::status_file, "status_file", "The file named by GGML_MOECACHE_STATUS could not be written." },
+};
+
+const reason_info * reason_table(size_t & n_reasons) {
+    n_reasons = sizeof(table) / sizeof(table[0]);
+    return table;
+}
+
+const char * reason_name(reason code) {
+    return table[static_cast<size_t>(code)].name;
+}
+
+const char * reason_text(reason code) {
+    return table[static_cast<size_t>(code)].text;
+}
+
+} // namespace moecache

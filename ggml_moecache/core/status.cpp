@@ -1,0 +1,160 @@
+#include "core/status.h"
+
+#include "core/json.h"
+
+#include <cerrno>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include <unistd.h>
+
+namespace moecache {
+
+// Guards the list and everything in a context_status but its counters. Not destroyed at exit: contexts may outlive static objects.
+static std::mutex & status_mutex() {
+    static std::mutex * mutex = new std::mutex;
+    return *mutex;
+}
+
+static std::vector<std::shared_ptr<context_status>> & contexts() {
+    static auto * list = new std::vector<std::shared_ptr<context_status>>;
+    return *list;
+}
+
+static const char * state_name(context_state state) {
+    return state == context_state::active ? "active" : state == context_state::inactive ? "inactive" : "idle";
+}
+
+__attribute__((format(printf, 1, 2))) static std::string format(const char * pattern, ...) {
+    char    buffer[512];
+    va_list arguments;
+    va_start(arguments, pattern);
+    std::vsnprintf(buffer, sizeof(buffer), pattern, arguments);
+    va_end(arguments);
+    return buffer;
+}
+
+static double mib(uint64_t bytes) {
+    return static_cast<double>(bytes) / (1 << 20);
+}
+
+static std::string store_text(const context_facts & facts) {
+    const char * pinned = facts.store_pinned_bytes == 0                   ? "not pinned" :
+                          facts.store_pinned_bytes == facts.store_bytes ? "pinned" :
+                                                                          "partly pinned";
+    return format("%.1f MiB of experts in host memory (%s)", mib(facts.store_bytes), pinned);
+}
+
+std::shared_ptr<context_status> context_status::create(const context_facts & facts) {
+    auto                        status = std::make_shared<context_status>();
+    std::lock_guard<std::mutex> lock(status_mutex());
+    status->id      = contexts().size();
+    status->current = facts;
+    contexts().push_back(status);
+    return status;
+}
+
+context_facts context_status::facts() const {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    return current;
+}
+
+void context_status::update(const context_facts & facts) {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    current = facts;
+}
+
+void context_status::add_fallback(reason why) {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    for (const reason known : fallbacks) {
+        if (known == why) {
+            return;
+        }
+    }
+    fallbacks.push_back(why);
+}
+
+void context_status::close() {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    closed = true;
+}
+
+std::string context_status::status_line() const {
+    const context_facts f = facts();
+    if (f.state == context_state::inactive) {
+        return format("moecache: inactive: %s: %s%s%s", reason_name(f.why), f.detail.c_str(), f.detail.empty() ? "" : " - ",
+                      reason_text(f.why));
+    }
+    const double percent = f.n_experts == 0 ? 0.0 : 100.0 * static_cast<double>(f.n_resident) / static_cast<double>(f.n_experts);
+    std::string  line    = format("moecache: active: %" PRIu64 " of %" PRIu64 " experts (%.0f %%) in %.1f MiB on %s over %s, capacity %s, %s",
+                                  f.n_resident, f.n_experts, percent, mib(f.resident_bytes), f.device.c_str(), f.inner.c_str(),
+                                  capacity_name(f.capacity), store_text(f).c_str());
+    if (f.n_layers_elsewhere > 0) {
+        line += format(", %" PRIu64 " MoE layers elsewhere", f.n_layers_elsewhere);
+    }
+    return line;
+}
+
+std::string context_status::exit_line() const {
+    const auto & c = counters;
+    return format("moecache: exit: %" PRIu64 " hits, %" PRIu64 " misses, %" PRIu64 " copies, %.1f MiB copied, 0 ring overflows, "
+                  "%" PRIu64 " graphs, %" PRIu64 " warm-up graphs",
+                  c.n_hits.load(), c.n_misses.load(), c.n_copies.load(), mib(c.copy_bytes.load()), c.n_graphs.load(),
+                  c.n_warmup_graphs.load());
+}
+
+static void write_facts(json_writer & json, const context_facts & facts) {
+    json.value("state", state_name(facts.state)).value("reason", reason_name(facts.why)).value("detail", facts.detail);
+    json.value("device", facts.device).value("inner", facts.inner).value("capacity", capacity_name(facts.capacity));
+    json.value("n_experts", facts.n_experts).value("n_resident", facts.n_resident).value("n_layers", facts.n_layers);
+    json.value("n_layers_elsewhere", facts.n_layers_elsewhere).value("resident_bytes", facts.resident_bytes);
+    json.value("store_bytes", facts.store_bytes).value("store_pinned_bytes", facts.store_pinned_bytes);
+}
+
+static void write_counters(json_writer & json, const context_counters & c) {
+    json.value("n_graphs", c.n_graphs.load()).value("n_warmup_graphs", c.n_warmup_graphs.load());
+    json.value("n_events", c.n_events.load()).value("n_hits", c.n_hits.load()).value("n_misses", c.n_misses.load());
+    json.value("n_copies", c.n_copies.load()).value("copy_bytes", c.copy_bytes.load());
+    json.value("n_partial_blocks", c.n_partial_blocks.load()).value("n_unknown_blocks", c.n_unknown_blocks.load());
+}
+
+std::string status_json() {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    json_writer                 json;
+    json.begin_object().value("version", MOECACHE_VERSION).value("ggml_version", MOECACHE_GGML_VERSION).begin_array("contexts");
+    for (const auto & context : contexts()) {
+        json.begin_object().value("context_id", context->id).value("closed", context->closed);
+        write_facts(json, context->current);
+        json.begin_array("fallbacks");
+        for (const reason why : context->fallbacks) {
+            json.value(nullptr, reason_name(why));
+        }
+        json.end_array();
+        write_counters(json, context->counters);
+        json.end_object();
+    }
+    json.end_array().end_object();
+    return json.text();
+}
+
+std::string status_write(const std::string & path) {
+    const std::string text      = status_json() + "\n";
+    const std::string temporary = path + ".tmp" + std::to_string(getpid());
+    std::FILE *       file      = std::fopen(temporary.c_str(), "w");
+    if (file == nullptr) {
+        return "cannot write " + path + ": " + std::strerror(errno);
+    }
+    const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    const bool stored  = std::fclose(file) == 0 && written && std::rename(temporary.c_str(), path.c_str()) == 0;
+    if (!stored) {
+        const std::string error = "cannot write " + path + ": " + std::strerror(errno);
+        std::remove(temporary.c_str());
+        return error;
+    }
+    return "";
+}
+
+} // namespace moecache

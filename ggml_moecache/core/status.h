@@ -1,0 +1,83 @@
+// Status: what each llama context of the process caches, where, or why nothing - as one log line, one exit line and JSON.
+//
+// A context_status belongs to one llama context and lives from the context's creation to the end of the process, so that the JSON
+// also tells what contexts that are gone did. Its counters are atomic: the thread that runs the graph adds to them without locking,
+// any thread may read. Everything else is set by update() under the lock of the status.
+#pragma once
+
+#include "core/config.h"
+#include "core/reasons.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moecache {
+
+enum class context_state {
+    idle,     // no graph with an MoE block was computed yet
+    active,   // MoE blocks are computed by this library
+    inactive, // they are not, `why` says for what reason
+};
+
+struct context_facts {
+    context_state state = context_state::idle;
+    reason        why   = reason::none;
+    std::string   detail;                  // figures that belong to `why`, for people
+    std::string   device;                  // such as "MoECache0"
+    std::string   inner;                   // the device below, such as "CUDA0 (NVIDIA H200)"
+    capacity_kind capacity         = capacity_kind::none;
+    uint64_t      n_experts        = 0;    // experts (layer, family, expert) in the store of this device
+    uint64_t      n_resident       = 0;    // of these, those with a copy on the device
+    uint64_t      n_layers         = 0;    // MoE layers in the store of this device
+    uint64_t      n_layers_elsewhere = 0;  // MoE layers of the same graph whose experts are elsewhere (user's choice, other device)
+    uint64_t      resident_bytes   = 0;
+    uint64_t      store_bytes      = 0;    // canonical copies in host memory, of all models on this device
+    uint64_t      store_pinned_bytes = 0;
+};
+
+// A row is one expert computed for one token: (token, k). Warm-up graphs count nowhere but in n_warmup_graphs.
+struct context_counters {
+    std::atomic<uint64_t> n_graphs { 0 };        // graphs computed, without warm-up
+    std::atomic<uint64_t> n_warmup_graphs { 0 }; // graphs that route every token to all experts
+    std::atomic<uint64_t> n_events { 0 };        // routing decisions: tokens times MoE layers
+    std::atomic<uint64_t> n_hits { 0 };          // rows computed on the device
+    std::atomic<uint64_t> n_misses { 0 };        // rows computed on the CPU
+    std::atomic<uint64_t> n_copies { 0 };        // expert copies host -> device
+    std::atomic<uint64_t> copy_bytes { 0 };
+    std::atomic<uint64_t> n_partial_blocks { 0 }; // MoE blocks that an eval callback had cut
+    std::atomic<uint64_t> n_unknown_blocks { 0 }; // MoE blocks of unknown form
+};
+
+class context_status {
+public:
+    context_counters counters;
+
+    context_facts facts() const;
+    void          update(const context_facts & facts);
+    void          add_fallback(reason why); // remembered once each, in order
+    void          close();                  // the context is being freed
+
+    std::string status_line() const; // "moecache: active: ..." or "moecache: inactive: ..."
+    std::string exit_line() const;
+
+    // A new context, known to status_json() from now on.
+    static std::shared_ptr<context_status> create(const context_facts & facts);
+
+private:
+    friend std::string status_json();
+
+    uint64_t            id = 0;
+    context_facts       current;
+    std::vector<reason> fallbacks;
+    bool                closed = false;
+};
+
+std::string status_json(); // all contexts in order of creation
+
+// Write status_json() to `path`, replacing the file as a whole. Returns "" or what went wrong.
+std::string status_write(const std::string & path);
+
+} // namespace moecache
