@@ -1,0 +1,35 @@
+"""An expert-level cache for Mixture-of-Experts models in stock llama.cpp.
+
+load_model      a llama_cpp.Llama on the MoECache device
+status          what is cached where, or why nothing is
+config          the plugin's settings (a module)
+backend_path    libggml-moecache.so, for GGML_BACKEND_PATH of stock programs
+llama_bin_dir   llama.cpp's stock programs of the build in use
+errors          the exceptions, all below MoeCacheError
+"""
+
+import os as _os
+
+from ggml_moecache import config, errors
+from ggml_moecache._native import ggml_version
+from ggml_moecache._native import version as __version__
+from ggml_moecache._paths import backend_path, embedded_model, llama_bin_dir, llama_library_dir
+from ggml_moecache.errors import MoeCacheError
+from ggml_moecache.model import load_model, status
+
+# llama-cpp-python reads this once, on its first import.
+if (_folder := llama_library_dir()) is not None:
+    _os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(_folder))
+
+__all__ = [
+    "MoeCacheError",
+    "__version__",
+    "backend_path",
+    "config",
+    "embedded_model",
+    "errors",
+    "ggml_version",
+    "llama_bin_dir",
+    "load_model",
+    "status",
+]

@@ -1,0 +1,152 @@
+"""The plugin in this process: GGML's registry and the C API of libggml-moecache.so, through ctypes.
+
+llama-cpp-python loads llama.cpp's libraries privately (RTLD_LOCAL), so they are reached here by the names under which they are
+loaded, never by a path: a second copy would have a registry of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ggml_moecache import _native
+from ggml_moecache._paths import backend_path
+from ggml_moecache.errors import BackendError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
+_registry_lock = threading.Lock()
+
+
+def _loaded_library(soname: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError as error:
+        raise BackendError(
+            f"llama-cpp-python's libraries do not include {soname}: its llama.cpp is linked statically or of another generation. "
+            f"Set LLAMA_CPP_LIB_PATH or MOECACHE_LLAMA_DIR to a shared build with ggml {_native.ggml_version}."
+        ) from error
+
+
+class Registry:
+    """GGML's backend registry in this process. REQUIRES: llama_cpp has been imported."""
+
+    def __init__(self) -> None:
+        self._ggml = _loaded_library("libggml.so.0")
+        self._base = _loaded_library("libggml-base.so.0")
+        pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+        for library, name, result, arguments in (
+            (self._base, "ggml_version", text, []),
+            (self._ggml, "ggml_backend_load", pointer, [text]),
+            (self._ggml, "ggml_backend_load_all_from_path", None, [text]),
+            (self._ggml, "ggml_backend_reg_by_name", pointer, [text]),
+            (self._ggml, "ggml_backend_dev_by_name", pointer, [text]),
+            (self._ggml, "ggml_backend_dev_count", size, []),
+            (self._ggml, "ggml_backend_dev_get", pointer, [size]),
+            (self._base, "ggml_backend_dev_name", text, [pointer]),
+            (self._base, "ggml_backend_dev_description", text, [pointer]),
+            (self._base, "ggml_backend_dev_type", ctypes.c_int, [pointer]),
+            (self._base, "ggml_backend_dev_memory", None, [pointer, ctypes.POINTER(size), ctypes.POINTER(size)]),
+        ):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+
+    @property
+    def version(self) -> str:
+        """Version of the loaded ggml, such as "0.25.3"."""
+        text: bytes = self._base.ggml_version()
+        return text.decode()
+
+    def devices(self) -> Iterator[dict[str, Any]]:
+        """Name, description, type and memory in MiB of each registered device."""
+        for index in range(self._ggml.ggml_backend_dev_count()):
+            device = self._ggml.ggml_backend_dev_get(index)
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            self._base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            kind = self._base.ggml_backend_dev_type(device)
+            yield {
+                "name": self._base.ggml_backend_dev_name(device).decode(),
+                "description": self._base.ggml_backend_dev_description(device).decode(),
+                "type": {0: "CPU", 1: "GPU", 2: "IGPU", 3: "ACCEL"}.get(kind, "META"),
+                "is_gpu": kind in _GPU_TYPES,
+                "free_mib": free.value >> 20,
+                "total_mib": total.value >> 20,
+            }
+
+    def device(self, name: str) -> int | None:
+        """Address of the device `name`, or None."""
+        address: int | None = self._ggml.ggml_backend_dev_by_name(name.encode())
+        return address
+
+    def load_stock_backends(self, folder: Path) -> None:
+        """Load llama.cpp's own backends from `folder` in a GGML_BACKEND_DL build, which has none until then."""
+        if self._ggml.ggml_backend_dev_count() == 0:
+            self._ggml.ggml_backend_load_all_from_path(str(folder).encode())
+
+    def load_plugin(self) -> None:
+        """Load libggml-moecache.so once per process. Raises BackendError if it or the loaded ggml refuses.
+
+        Without a GPU the plugin is told to wrap the CPU as a stand-in device, unless GGML_MOECACHE_STANDIN says otherwise.
+        """
+        with _registry_lock:
+            if self._ggml.ggml_backend_reg_by_name(b"MoECache"):
+                return
+            if self.version != _native.ggml_version:
+                raise BackendError(
+                    f"this package is built for ggml {_native.ggml_version}, the loaded llama.cpp has ggml {self.version}. "
+                    "Install it anew with LLAMA_CPP_DIR set to that llama.cpp's sources, or use the matching llama-cpp-python: "
+                    "pip install 'ggml-moecache[llama]'."
+                )
+            has_gpu = any(device["is_gpu"] for device in self.devices())
+            if not has_gpu and not os.environ.get("GGML_MOECACHE_STANDIN"):
+                config_set("GGML_MOECACHE_STANDIN", "1")
+            if not self._ggml.ggml_backend_load(str(backend_path()).encode()):
+                raise BackendError(f"ggml refused to load {backend_path()}; its log (stderr) says why")
+
+
+@functools.cache
+def _c_api() -> ctypes.CDLL:
+    """The plugin's C API. REQUIRES: llama_cpp has been imported (the plugin resolves GGML's symbols from it)."""
+    try:
+        library = ctypes.CDLL(str(backend_path()))
+    except OSError as error:
+        raise BackendError(f"{backend_path()} cannot be loaded: {error}") from error
+    text, size = ctypes.c_char_p, ctypes.c_size_t
+    library.moecache_config_set.restype, library.moecache_config_set.argtypes = text, [text, text]
+    library.moecache_config_get.restype, library.moecache_config_get.argtypes = text, [text]
+    library.moecache_status_json.restype, library.moecache_status_json.argtypes = size, [text, size]
+    return library
+
+
+def config_set(name: str, value: str | None) -> None:
+    """Set a variable of the plugin for this process. Raises ConfigError with the plugin's message."""
+    message: bytes | None = _c_api().moecache_config_set(name.encode(), None if value is None else value.encode())
+    if message is not None:
+        raise ConfigError(message.decode())
+
+
+def config_get(name: str) -> str:
+    """The value in force for a variable of the plugin. Raises ConfigError if it has no such variable."""
+    value: bytes | None = _c_api().moecache_config_get(name.encode())
+    if value is None:
+        raise ConfigError(f"{name} is no variable of the plugin; `moecache config` lists them")
+    return value.decode()
+
+
+def status_json() -> dict[str, Any]:
+    """The plugin's state. It may grow between the two calls, so the buffer follows until it is large enough."""
+    n_bytes = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(n_bytes)
+        needed = _c_api().moecache_status_json(buffer, n_bytes)
+        if needed <= n_bytes:
+            state: dict[str, Any] = json.loads(buffer.value)
+            return state
+        n_bytes = needed

@@ -1,0 +1,28 @@
+"""The exceptions of ggml_moecache.
+
+MoeCacheError
+├── ConfigError             a parameter or variable has a value that it cannot have (also a ValueError)
+├── ModelFileError          the model file is missing, truncated, or not a GGUF (also a ValueError)
+├── MissingDependencyError  llama-cpp-python or llama.cpp's programs are not installed (also an ImportError)
+└── BackendError            llama.cpp or the plugin refused: another ggml version, no such device, the model did not load
+"""
+
+
+class MoeCacheError(Exception):
+    """Base of every exception that this package raises on purpose."""
+
+
+class ConfigError(MoeCacheError, ValueError):
+    pass
+
+
+class ModelFileError(MoeCacheError, ValueError):
+    pass
+
+
+class MissingDependencyError(MoeCacheError, ImportError):
+    pass
+
+
+class BackendError(MoeCacheError):
+    pass

@@ -1,0 +1,142 @@
+"""load_model: a llama_cpp.Llama whose weights and graph run on the MoECache device."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ggml_moecache import _plugin
+from ggml_moecache._paths import embedded_model, llama_library_dir
+from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
+from ggml_moecache.gguf_file import read_model
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from llama_cpp import Llama
+
+# llama_model_default_params is replaced while one Llama is constructed; two at a time would take each other's for the original.
+_construction_lock = threading.Lock()
+
+
+def import_llama_cpp() -> ModuleType:
+    try:
+        return importlib.import_module("llama_cpp")
+    except ModuleNotFoundError as error:
+        if error.name != "llama_cpp":
+            raise
+        raise MissingDependencyError("llama-cpp-python is not installed: pip install 'ggml-moecache[llama]'") from error
+    except (OSError, RuntimeError, FileNotFoundError) as error:
+        raise MissingDependencyError(
+            f"llama-cpp-python is installed but finds no llama.cpp libraries ({error}). Run scripts/setup, or set "
+            "MOECACHE_LLAMA_DIR to a build of llama.cpp."
+        ) from error
+
+
+def check_capacity(capacity: int | str) -> str:
+    """The plugin's spelling of `capacity`. Raises ConfigError unless it is 0 or 'all'."""
+    if (isinstance(capacity, int) and not isinstance(capacity, bool) and capacity == 0) or capacity in ("0", "all"):
+        return str(capacity)
+    raise ConfigError(f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead.")
+
+
+def _construct(module: ModuleType, device: int, path: Path, arguments: dict[str, Any]) -> Llama:
+    """Construct a Llama on `device`: llama.cpp's parameters have the field, Llama() has no argument for it."""
+    devices = (ctypes.c_void_p * 2)(device, None)
+    low_level = importlib.import_module("llama_cpp.llama_cpp")
+    this_thread = threading.get_ident()
+    with _construction_lock:
+        original = low_level.llama_model_default_params
+
+        def on_device() -> Any:  # noqa: ANN401 - a ctypes structure of llama-cpp-python
+            params = original()
+            if threading.get_ident() == this_thread:
+                params.devices = ctypes.cast(devices, ctypes.c_void_p).value
+                params.use_extra_bufts = True  # llama.cpp asks the device for its expert store only then
+            return params
+
+        low_level.llama_model_default_params = on_device
+        try:
+            llm: Llama = module.Llama(str(path), **arguments)
+        finally:
+            low_level.llama_model_default_params = original
+    llm._moecache_devices = devices  # noqa: SLF001 - llama.cpp keeps the address: it must live as long as the model
+    return llm
+
+
+def load_model(
+    path: str | Path | None = None,
+    *,
+    capacity: int | str = 0,
+    device: str = "MoECache0",
+    **llama_kwargs: Any,  # noqa: ANN401 - Llama's own arguments
+) -> Llama:
+    """Load a GGUF model on a MoECache device and return a normal `llama_cpp.Llama`.
+
+    Parameters
+    ----------
+    path
+        The GGUF file (the first part of a split one); None: the small embedded model.
+    capacity
+        How many experts get a copy on the device: 0 (they are computed by the CPU, from the store in host memory) or 'all'.
+        It holds for the contexts that this process creates from now on.
+    device
+        "MoECache<i>": the i-th GPU, or the CPU as a stand-in on a machine without one.
+    **llama_kwargs
+        Arguments of `llama_cpp.Llama`. Two defaults differ from its own: `n_gpu_layers=-1` (all layers on the device) and
+        `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second copy).
+
+    Raises
+    ------
+    ConfigError
+        `capacity` is neither 0 nor 'all'.
+    ModelFileError
+        The file is missing, truncated or not a GGUF.
+    MissingDependencyError
+        llama-cpp-python or its llama.cpp libraries are not installed.
+    BackendError
+        The plugin refused the loaded llama.cpp, there is no such device, or llama.cpp could not load the model.
+
+    Examples
+    --------
+    >>> import ggml_moecache
+    >>> llm = ggml_moecache.load_model(capacity="all", verbose=False)
+    >>> text = llm.create_completion("SQLite is a library that", max_tokens=8, temperature=0)["choices"][0]["text"]
+
+    """
+    setting = check_capacity(capacity)
+    file = read_model(embedded_model() if path is None else path)
+    module = import_llama_cpp()
+    registry = _plugin.Registry()
+    registry.load_stock_backends(llama_library_dir() or Path(str(module.__file__)).parent / "lib")
+    registry.load_plugin()
+    address = registry.device(device)
+    if address is None or not device.startswith("MoECache"):
+        names = [d["name"] for d in registry.devices() if d["name"].startswith("MoECache")]
+        found = ", ".join(names) if names else "none (no supported GPU, and GGML_MOECACHE_STANDIN is 0)"
+        raise BackendError(f"The 'device' parameter of load_model must be one of: {found}. Got {device!r} instead.")
+    _plugin.config_set("GGML_MOECACHE_CAPACITY", setting)
+    arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
+    try:
+        return _construct(module, address, file.path, arguments)
+    except ValueError as error:
+        if "load model" not in str(error) and "create llama_context" not in str(error):
+            raise  # an argument that Llama refuses
+        raise BackendError(f"llama.cpp could not load {file.path} on {device} ({error}); verbose=True shows why") from error
+
+
+def status() -> dict[str, Any]:
+    """State of every llama context on a MoECache device in this process, as GGML_MOECACHE_STATUS=FILE has it.
+
+    Raises BackendError if no model has been loaded with `load_model` yet.
+    """
+    try:
+        registry = _plugin.Registry()
+    except BackendError:
+        raise BackendError("The plugin is not loaded in this process: call load_model first.") from None
+    if registry.device("MoECache0") is None:
+        raise BackendError("The plugin is not loaded in this process: call load_model first.")
+    return _plugin.status_json()
