@@ -1,0 +1,89 @@
+"""Starts worker processes: the same plan on stock llama.cpp and on the MoECache device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.harness import plan as plans
+from tests.harness.environment import Build, process_environment
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+
+
+class RunFailed(RuntimeError):
+    """The worker ended with an error; the message holds its last lines."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker brought back."""
+
+    arrays: dict[str, npt.NDArray[Any]]
+    log: str
+    status: dict[str, Any] | None
+
+    def logits(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Logits per "<scenario>/<step>"."""
+        return {key.removesuffix("/logits"): value for key, value in self.arrays.items() if key.endswith("/logits")}
+
+
+def run_stock(build: Build, plan: plans.Plan, *, device: str | None = None) -> Result:
+    """Run the plan without the plugin, on the CPU alone or on the named stock device."""
+    return _run(build, plan, device=device, capacity=None, environment={})
+
+
+def run_moecache(
+    build: Build, plan: plans.Plan, *, capacity: str, device: str = "MoECache0", environment: dict[str, str] | None = None
+) -> Result:
+    """Run the plan on a MoECache device; the status file's content is in the result.
+
+    `environment` adds variables to the worker's, an empty value removes one.
+    """
+    return _run(build, plan, device=device, capacity=capacity, environment=environment or {})
+
+
+def _run(
+    build: Build, plan: plans.Plan, *, device: str | None, capacity: str | None, environment: dict[str, str]
+) -> Result:
+    with tempfile.TemporaryDirectory(prefix="moecache-run-") as scratch:
+        folder = Path(scratch)
+        order = {
+            "plan": plans.to_json(plan),
+            "llama_bin": str(build.llama_bin),
+            "plugin": str(build.plugin) if capacity is not None else None,
+            "device": device,
+        }
+        (folder / "plan.json").write_text(json.dumps(order))
+        status_file = folder / "status.json"
+        variables = process_environment(build, capacity=capacity, extra=environment)
+        if capacity is not None:
+            variables["GGML_MOECACHE_STATUS"] = str(status_file)
+        variables["PYTHONPATH"] = os.pathsep.join(
+            part for part in (str(REPOSITORY), os.environ.get("PYTHONPATH", "")) if part
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.harness.worker", str(folder / "plan.json"), str(folder / "out.npz")],
+            cwd=REPOSITORY,
+            env=variables,
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+        log = done.stderr.decode(errors="replace")
+        if done.returncode != 0:
+            raise RunFailed(f"worker on {device or 'CPU'} ended with status {done.returncode}:\n{log[-4000:]}")
+        with np.load(folder / "out.npz") as stored:
+            arrays = {key: stored[key] for key in stored.files}
+        status = json.loads(status_file.read_text()) if status_file.is_file() else None
+    return Result(arrays, log, status)
