@@ -8,6 +8,7 @@ llama_bin_dir   llama.cpp's stock programs of the build in use
 errors          the exceptions, all below MoeCacheError
 """
 
+import contextlib as _contextlib
 import os as _os
 
 from ggml_moecache import config, errors
@@ -17,9 +18,10 @@ from ggml_moecache._paths import backend_path, embedded_model, llama_bin_dir, ll
 from ggml_moecache.errors import MoeCacheError
 from ggml_moecache.model import load_model, status
 
-# llama-cpp-python reads this once, on its first import.
-if (_folder := llama_library_dir()) is not None:
-    _os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(_folder))
+# llama-cpp-python reads this once, on its first import. A bad MOECACHE_LLAMA_DIR is reported by whoever needs the folder.
+with _contextlib.suppress(errors.ConfigError):
+    if (_folder := llama_library_dir()) is not None:
+        _os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(_folder))
 
 __all__ = [
     "MoeCacheError",

@@ -1,0 +1,131 @@
+"""The command-line program `moecache`: parses and delegates."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ggml_moecache.errors import MoeCacheError
+
+_RUN_HELP = """\
+usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--show-command] [llama-completion options ...]
+
+Generate text with llama.cpp's own llama-completion on the MoECache device. Options that are not listed here are
+llama-completion's and reach it unchanged (llama-completion --help). Text goes to stdout, logs to stderr.
+
+options:
+  -m, --model MODEL   GGUF file (default: the small embedded model)
+  --capacity 0|all    experts with a copy on the device (default: GGML_MOECACHE_CAPACITY, else 0)
+  --show-command      print the llama-completion command and its environment to stderr before it runs
+
+added unless you say otherwise: --device MoECache0, -no-cnv (no conversation), -lm none (no memory mapping: experts are
+read into the store), and GGML_MOECACHE_STANDIN=1 on a machine without a GPU
+
+examples:
+  moecache run -p "SQLite is a library that" -n 48 --temp 0
+  moecache run -m model.gguf --capacity all -p "Hello" -n 64 -c 4096
+  moecache run -m model.gguf -cnv -sys "You are a helpful assistant"
+"""
+
+_EXAMPLES = """\
+examples:
+  moecache run -p "SQLite is a library that" -n 48 --temp 0
+  moecache doctor -m model.gguf
+  moecache doctor --json | jq .verdict
+  moecache config
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moecache",
+        description="An expert-level cache for Mixture-of-Experts models in stock llama.cpp.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the versions of moecache and of its ggml")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("run", help="generate text with llama-completion on the MoECache device", add_help=False)
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this machine and model would do, and why",
+        epilog="examples:\n  moecache doctor\n  moecache doctor -m model.gguf --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("-m", "--model", type=Path, help="GGUF file (default: the small embedded model)")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    config = commands.add_parser(
+        "config",
+        help="the settings of the plugin, with defaults",
+        epilog="example:\n  moecache config --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    config.add_argument("--json", action="store_true", help="print one JSON array")
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(_RUN_HELP, end="")
+        return 0
+    from pyanalysis import run  # noqa: PLC0415 - each command imports only what it needs
+
+    return run.run(arguments)
+
+
+def _doctor(model: Path | None, *, as_json: bool) -> int:
+    from pyanalysis import doctor  # noqa: PLC0415
+
+    report = doctor.diagnose(model)
+    print(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
+    return 0
+
+
+def _config(*, as_json: bool) -> int:
+    from ggml_moecache import config  # noqa: PLC0415
+
+    variables = config.variables()
+    if as_json:
+        rows = [{"name": v.name, "default": v.default, "values": v.values, "summary": v.summary} for v in variables]
+        print(json.dumps(rows, indent=2))
+        return 0
+    for variable in variables:
+        default = f"default {variable.default}" if variable.default else "no default"
+        print(f"{variable.name}  ({variable.values}; {default})\n    {variable.summary}")
+    return 0
+
+
+def _version() -> int:
+    import ggml_moecache  # noqa: PLC0415
+
+    print(f"moecache {ggml_moecache.__version__} (ggml {ggml_moecache.ggml_version})")
+    return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["run"]:  # its options are llama.cpp's, which argparse must not see
+        return _run(arguments[1:])
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.version:
+        return _version()
+    if parsed.command == "doctor":
+        return _doctor(parsed.model, as_json=parsed.json)
+    if parsed.command == "config":
+        return _config(as_json=parsed.json)
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def main() -> None:
+    """Entry point. Exit status: the program's own for `run`, 2 for anything that cannot work (one line on stderr)."""
+    try:
+        status = _dispatch(sys.argv[1:])
+    except MoeCacheError as error:
+        print(f"moecache: error: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)

@@ -1,0 +1,178 @@
+"""`moecache doctor`: what this machine and a model would do, and why."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ggml_moecache
+from ggml_moecache import _native
+from ggml_moecache._paths import llama_library_dir
+from ggml_moecache._probe import devices_of
+from ggml_moecache.errors import BackendError
+from ggml_moecache.gguf_file import read_model
+
+if TYPE_CHECKING:
+    from ggml_moecache.gguf_file import ModelFile
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What would happen: `state` active or inactive, `reason` a code of the reasons table, `text` for people."""
+
+    state: str
+    reason: str
+    text: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"state": self.state, "reason": self.reason, "text": self.text}
+
+
+def _python_llama_dir() -> tuple[str | None, Path | None]:
+    """Version of the installed llama-cpp-python and the folder of its own libraries, found without importing it."""
+    try:
+        distribution = importlib.metadata.distribution("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        return None, None
+    folder = Path(str(distribution.locate_file("llama_cpp"))) / "lib"
+    return distribution.version, folder if (folder / "libllama.so").is_file() else None
+
+
+def _host_memory_mib() -> dict[str, int]:
+    page = os.sysconf("SC_PAGE_SIZE")
+    available = {
+        line.split(":")[0]: int(line.split()[1]) // 1024
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        if line.startswith("MemAvailable:")
+    }
+    total = os.sysconf("SC_PHYS_PAGES") * page // _MIB
+    return {"total": total, "available": available.get("MemAvailable", total)}
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions, paths, devices with memory in MiB, host memory and the settings that differ from their defaults."""
+    python_version, python_folder = _python_llama_dir()
+    folder = llama_library_dir() or python_folder
+    machine: dict[str, Any] = {
+        "version": ggml_moecache.__version__,
+        "ggml_version": ggml_moecache.ggml_version,
+        "backend_path": str(ggml_moecache.backend_path()),
+        "llama_bin_dir": None if (bin_dir := ggml_moecache.llama_bin_dir()) is None else str(bin_dir),
+        "llama_library_dir": None if folder is None else str(folder),
+        "llama_cpp_python": python_version,
+        "llama_ggml_version": None,
+        "has_gpu": False,
+        "devices": [],
+        "refusal": None,
+        "host_memory_mib": _host_memory_mib(),
+        "settings": {v.name: os.environ[v.name] for v in _native.variables() if os.environ.get(v.name, v.default) != v.default},
+    }
+    if folder is None:
+        machine["refusal"] = "no llama.cpp libraries found: run scripts/setup, or set MOECACHE_LLAMA_DIR to a build of llama.cpp"
+        return machine
+    try:
+        found = devices_of(folder)
+    except BackendError as error:
+        machine["refusal"] = str(error)
+        return machine
+    machine["llama_ggml_version"] = found["ggml_version"]
+    machine.update({key: found[key] for key in ("devices", "has_gpu", "refusal")})
+    return machine
+
+
+def describe_model(model: ModelFile) -> dict[str, Any]:
+    """Size and experts of the model; sizes in bytes, `expert_types` counts tensors per type."""
+    sizes = model.expert_sizes_bytes()
+    experts = model.expert_tensors
+    return {
+        "path": str(model.path),
+        "architecture": model.architecture,
+        "size_bytes": model.size_bytes,
+        "n_layers": model.n_layers,
+        "n_moe_layers": len(sizes),
+        "n_experts": model.n_experts,
+        "n_experts_used": model.n_experts_used,
+        "expert_types": dict(Counter(tensor.type_name for tensor in experts)),
+        "expert_bytes_min": min(sizes.values(), default=0),
+        "expert_bytes_max": max(sizes.values(), default=0),
+        "experts_bytes": sum(tensor.size_bytes for tensor in experts),
+        "weights_bytes": sum(tensor.size_bytes for tensor in model.tensors),
+    }
+
+
+def judge(machine: dict[str, Any], model: dict[str, Any]) -> Verdict:
+    """What the model would do on the first MoECache device of the machine."""
+    device = next((d for d in machine["devices"] if d["name"].startswith("MoECache")), None)
+    if machine["refusal"] is not None:
+        ours, theirs = machine["ggml_version"], machine["llama_ggml_version"]
+        reason = "ggml_version" if theirs not in (None, ours) else "none"
+        return Verdict("inactive", reason, machine["refusal"])
+    if device is None:
+        reason = "unsupported_gpu" if machine["has_gpu"] else "no_gpu"
+        return Verdict("inactive", reason, "no MoECache device was registered")
+    if not model["experts_bytes"]:
+        return Verdict("inactive", "no_expert_tensors", "the model is dense: it runs, and there is nothing to cache")
+    experts_mib, weights_mib = model["experts_bytes"] / _MIB, model["weights_bytes"] / _MIB
+    host_mib = machine["host_memory_mib"]["available"]
+    store = f"{experts_mib:.1f} MiB of experts in host memory ({host_mib} MiB available)"
+    if weights_mib < device["free_mib"]:
+        fit = f"all fits: {weights_mib:.1f} MiB of weights in {device['free_mib']} MiB on {device['name']}"
+        reason = "none"
+    else:
+        fit = f"all does not fit: {weights_mib:.1f} MiB of weights, {device['free_mib']} MiB free on {device['name']}"
+        reason = "no_room"
+    fit += " (KV cache and compute buffers come on top); capacity 0 needs no room for experts"
+    return Verdict("active", reason, f"{store}; {fit}")
+
+
+def diagnose(model_path: Path | None) -> dict[str, Any]:
+    """The whole report. Raises ModelFileError if the model cannot be read."""
+    model = describe_model(read_model(model_path or ggml_moecache.embedded_model()))
+    machine = describe_machine()
+    return {**machine, "model": model, "verdict": judge(machine, model).as_dict()}
+
+
+def _model_lines(model: dict[str, Any]) -> list[str]:
+    lines = [
+        f"model              {model['path']}",
+        f"architecture       {model['architecture']}, {model['n_layers']} layers, {model['size_bytes'] / _MIB:.1f} MiB",
+    ]
+    if model["experts_bytes"]:
+        low, high = model["expert_bytes_min"] / 1024, model["expert_bytes_max"] / 1024
+        size = f"{low:.1f} KiB" if low == high else f"{low:.1f} to {high:.1f} KiB"
+        types = ", ".join(f"{name} ({count} tensors)" for name, count in model["expert_types"].items())
+        lines += [
+            f"experts            {model['n_experts']} in each of {model['n_moe_layers']} layers, top-{model['n_experts_used']}",
+            f"expert types       {types}",
+            f"expert size        {size}; all experts {model['experts_bytes'] / _MIB:.1f} MiB",
+        ]
+    return lines
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for people."""
+    python = report["llama_cpp_python"] or "not installed (pip install 'ggml-moecache[llama]')"
+    host = report["host_memory_mib"]
+    lines = [
+        f"ggml_moecache      {report['version']}, built for ggml {report['ggml_version']}",
+        f"llama.cpp          ggml {report['llama_ggml_version'] or 'unknown'} in {report['llama_library_dir'] or 'no folder'}",
+        f"llama-cpp-python   {python}",
+        f"backend_path       {report['backend_path']}",
+        f"llama_bin_dir      {report['llama_bin_dir'] or 'not found'}",
+        f"host memory        {host['available']} of {host['total']} MiB available",
+    ]
+    for device in report["devices"]:
+        memory = f"{device['free_mib']} of {device['total_mib']} MiB free"
+        lines.append(f"device             {device['name']}: {device['description']} ({device['type']}), {memory}")
+    lines += [f"setting            {name}={value}" for name, value in report["settings"].items()]
+    lines += _model_lines(report["model"])
+    verdict = report["verdict"]
+    code = "" if verdict["reason"] == "none" else f" {verdict['reason']}:"
+    lines.append(f"verdict            {verdict['state']}:{code} {verdict['text']}")
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""`moecache run`: text from llama.cpp's own llama-completion on the MoECache device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ggml_moecache
+from ggml_moecache._probe import devices_of
+from ggml_moecache.errors import ConfigError, MissingDependencyError
+from ggml_moecache.gguf_file import read_model
+
+# Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
+_DEVICE_OPTIONS = {"-dev", "--device"}
+_LOAD_OPTIONS = {"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"}
+_CONVERSATION_OPTIONS = {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}
+
+
+@dataclass
+class RunRequest:
+    """The arguments of `moecache run`: its own, and llama.cpp's in their order."""
+
+    model: Path | None = None
+    capacity: str | None = None
+    show_command: bool = False
+    llama_options: list[str] = field(default_factory=list)
+
+
+def parse(arguments: list[str]) -> RunRequest:
+    """Take our options out of `arguments`; all others are llama.cpp's, whose names an argument parser would abbreviate.
+
+    Raises ConfigError for an option without its value and for a capacity that is neither 0 nor all.
+    """
+    request = RunRequest()
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, inline = argument.partition("=")
+        if name in ("-m", "--model", "--capacity") and (equals == "" or name.startswith("--")):
+            value = inline if equals else next(rest, None)
+            if value is None:
+                raise ConfigError(f"{name} needs a value")
+            if name == "--capacity":
+                request.capacity = value
+            else:
+                request.model = Path(value)
+        elif argument == "--show-command":
+            request.show_command = True
+        else:
+            request.llama_options.append(argument)
+    if request.capacity not in (None, "0", "all"):
+        raise ConfigError(f"The '--capacity' option of moecache run must be 0 or all. Got {request.capacity!r} instead.")
+    return request
+
+
+def command_for(request: RunRequest, model: Path, program: Path, help_text: str) -> list[str]:
+    """The llama-completion command line; `help_text` is the program's --help, which differs between versions."""
+    given = set(request.llama_options)
+    command = [str(program), "-m", str(model)]
+    if not given & _DEVICE_OPTIONS:
+        command += ["--device", "MoECache0"]
+    if not given & _LOAD_OPTIONS:
+        # Read the weights straight into the store; a memory mapping would keep a second copy of the experts in the page cache.
+        command += ["-lm", "none"] if "--load-mode" in help_text else ["--no-mmap"]
+    if not given & _CONVERSATION_OPTIONS:
+        command.append("-no-cnv")
+    return command + request.llama_options
+
+
+def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
+    """The child's environment: the plugin, the capacity, and the stand-in device on a machine without a GPU."""
+    environment = dict(os.environ)
+    environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
+    if request.capacity is not None:
+        environment["GGML_MOECACHE_CAPACITY"] = request.capacity
+    if not environment.get("GGML_MOECACHE_STANDIN"):
+        found = devices_of(library_dir)
+        if found["refusal"] is not None:
+            raise ggml_moecache.errors.BackendError(found["refusal"])
+        if not found["has_gpu"]:
+            environment["GGML_MOECACHE_STANDIN"] = "1"
+            print("moecache: no GPU found, the CPU stands in for the device", file=sys.stderr)
+    return environment
+
+
+def run(arguments: list[str]) -> int:
+    """Run llama-completion and return its exit status. Raises MoeCacheError with one message for anything that cannot work."""
+    request = parse(arguments)
+    model = read_model(request.model or ggml_moecache.embedded_model()).path
+    folder = ggml_moecache.llama_bin_dir()
+    if folder is None:
+        raise MissingDependencyError(
+            "no llama.cpp programs found (llama-completion). Run scripts/setup, or set MOECACHE_LLAMA_DIR to a build of llama.cpp "
+            "or put its programs on PATH; from Python, ggml_moecache.load_model needs none."
+        )
+    program = folder / "llama-completion"
+    library_dir = next((d for d in (folder, folder.parent / "lib") if (d / "libllama.so").is_file()), folder)
+    help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
+    command = command_for(request, model, program, help_text)
+    environment = environment_for(request, library_dir)
+    if request.show_command:
+        names = ("GGML_BACKEND_PATH", "GGML_MOECACHE_CAPACITY", "GGML_MOECACHE_STANDIN")
+        settings = [f"{name}={environment[name]}" for name in names if name in environment]
+        print("moecache:", *settings, *command, file=sys.stderr)
+    return subprocess.run(command, env=environment, check=False).returncode
