@@ -71,10 +71,14 @@ def describe_machine() -> dict[str, Any]:
         "devices": [],
         "refusal": None,
         "host_memory_mib": _host_memory_mib(),
-        "settings": {v.name: os.environ[v.name] for v in _native.variables() if os.environ.get(v.name, v.default) != v.default},
+        "settings": {
+            v.name: os.environ[v.name] for v in _native.variables() if os.environ.get(v.name, v.default) != v.default
+        },
     }
     if folder is None:
-        machine["refusal"] = "no llama.cpp libraries found: run scripts/setup, or set MOECACHE_LLAMA_DIR to a build of llama.cpp"
+        machine["refusal"] = (
+            "no llama.cpp libraries found: run scripts/setup, or set MOECACHE_LLAMA_DIR to a build of llama.cpp"
+        )
         return machine
     try:
         found = devices_of(folder)
@@ -146,9 +150,10 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     if model["experts_bytes"]:
         low, high = model["expert_bytes_min"] / 1024, model["expert_bytes_max"] / 1024
         size = f"{low:.1f} KiB" if low == high else f"{low:.1f} to {high:.1f} KiB"
-        types = ", ".join(f"{name} ({count} tensors)" for name, count in model["expert_types"].items())
+        types = ", ".join(f"{name} ({n} tensors)" for name, n in model["expert_types"].items())
+        count = f"{model['n_experts']} in each of {model['n_moe_layers']} layers, top-{model['n_experts_used']}"
         lines += [
-            f"experts            {model['n_experts']} in each of {model['n_moe_layers']} layers, top-{model['n_experts_used']}",
+            f"experts            {count}",
             f"expert types       {types}",
             f"expert size        {size}; all experts {model['experts_bytes'] / _MIB:.1f} MiB",
         ]
@@ -159,9 +164,10 @@ def as_text(report: dict[str, Any]) -> str:
     """The report for people."""
     python = report["llama_cpp_python"] or "not installed (pip install 'ggml-moecache[llama]')"
     host = report["host_memory_mib"]
+    llama = f"ggml {report['llama_ggml_version'] or 'unknown'} in {report['llama_library_dir'] or 'no folder'}"
     lines = [
         f"ggml_moecache      {report['version']}, built for ggml {report['ggml_version']}",
-        f"llama.cpp          ggml {report['llama_ggml_version'] or 'unknown'} in {report['llama_library_dir'] or 'no folder'}",
+        f"llama.cpp          {llama}",
         f"llama-cpp-python   {python}",
         f"backend_path       {report['backend_path']}",
         f"llama_bin_dir      {report['llama_bin_dir'] or 'not found'}",

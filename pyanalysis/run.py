@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +16,17 @@ from ggml_moecache.gguf_file import read_model
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
 _DEVICE_OPTIONS = {"-dev", "--device"}
-_LOAD_OPTIONS = {"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"}
+_LOAD_OPTIONS = {
+    "-lm",
+    "--load-mode",
+    "--mmap",
+    "--no-mmap",
+    "--mlock",
+    "-dio",
+    "--direct-io",
+    "-ndio",
+    "--no-direct-io",
+}
 _CONVERSATION_OPTIONS = {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}
 
 
@@ -51,7 +62,9 @@ def parse(arguments: list[str]) -> RunRequest:
         else:
             request.llama_options.append(argument)
     if request.capacity not in (None, "0", "all"):
-        raise ConfigError(f"The '--capacity' option of moecache run must be 0 or all. Got {request.capacity!r} instead.")
+        raise ConfigError(
+            f"The '--capacity' option of moecache run must be 0 or all. Got {request.capacity!r} instead."
+        )
     return request
 
 
@@ -62,7 +75,7 @@ def command_for(request: RunRequest, model: Path, program: Path, help_text: str)
     if not given & _DEVICE_OPTIONS:
         command += ["--device", "MoECache0"]
     if not given & _LOAD_OPTIONS:
-        # Read the weights straight into the store; a memory mapping would keep a second copy of the experts in the page cache.
+        # Read the weights straight into the store; a memory mapping would keep the experts in the page cache as well.
         command += ["-lm", "none"] if "--load-mode" in help_text else ["--no-mmap"]
     if not given & _CONVERSATION_OPTIONS:
         command.append("-no-cnv")
@@ -85,23 +98,32 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     return environment
 
 
-def run(arguments: list[str]) -> int:
-    """Run llama-completion and return its exit status. Raises MoeCacheError with one message for anything that cannot work."""
-    request = parse(arguments)
-    model = read_model(request.model or ggml_moecache.embedded_model()).path
+def program_dir() -> Path:
+    """Folder of llama.cpp's stock programs. Raises MissingDependencyError if there is none."""
     folder = ggml_moecache.llama_bin_dir()
     if folder is None:
         raise MissingDependencyError(
-            "no llama.cpp programs found (llama-completion). Run scripts/setup, or set MOECACHE_LLAMA_DIR to a build of llama.cpp "
-            "or put its programs on PATH; from Python, ggml_moecache.load_model needs none."
+            "no llama.cpp programs found (llama-completion). Run scripts/setup, set MOECACHE_LLAMA_DIR to a build of "
+            "llama.cpp, or put its programs on PATH; from Python, ggml_moecache.load_model needs none."
         )
+    return folder
+
+
+def prepare(request: RunRequest) -> tuple[list[str], dict[str, str]]:
+    """Check the model and return llama-completion's command line and environment. Raises MoeCacheError."""
+    model = read_model(request.model or ggml_moecache.embedded_model()).path
+    folder = program_dir()
     program = folder / "llama-completion"
     library_dir = next((d for d in (folder, folder.parent / "lib") if (d / "libllama.so").is_file()), folder)
     help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
-    command = command_for(request, model, program, help_text)
-    environment = environment_for(request, library_dir)
+    return command_for(request, model, program, help_text), environment_for(request, library_dir)
+
+
+def run(arguments: list[str]) -> int:
+    """Run llama-completion and return its exit status. Raises MoeCacheError for anything that cannot work."""
+    request = parse(arguments)
+    command, environment = prepare(request)
     if request.show_command:
-        names = ("GGML_BACKEND_PATH", "GGML_MOECACHE_CAPACITY", "GGML_MOECACHE_STANDIN")
-        settings = [f"{name}={environment[name]}" for name in names if name in environment]
-        print("moecache:", *settings, *command, file=sys.stderr)
+        settings = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
+        print("moecache:", *settings, shlex.join(command), file=sys.stderr)
     return subprocess.run(command, env=environment, check=False).returncode

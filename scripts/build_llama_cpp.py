@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Build llama.cpp's libraries and stock programs once, in the cache. Prints the build folder on stdout, progress on stderr.
+"""Build llama.cpp's libraries and stock programs once, in the cache. Prints the build folder; progress is on stderr.
 
     python scripts/build_llama_cpp.py SOURCE      # SOURCE: a llama.cpp checkout or the unpacked llama-cpp-python sdist
 
-One folder per set of flags. The default is portable code (x86-64 with AVX2): the same machine code, so the same bits, on every
-machine. An interrupted build goes on where it stopped; two builds of one folder wait for each other.
+One folder per set of flags. The default is portable code (x86-64 with AVX2): the same machine code, so the same bits,
+on every machine. An interrupted build goes on where it stopped; two builds of one folder wait for each other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ PROGRESS_EVERY_S = 10.0
 
 def build_name(source: Path, extra: list[str]) -> str:
     """Name of the build folder: readable for the pinned sources and default flags, a hash of what differs otherwise."""
-    pinned = source == fetch_llama_cpp.cache_home() / f"llama_cpp_python-{fetch_llama_cpp.VERSION}" / "vendor" / "llama.cpp"
+    pinned = (
+        source == fetch_llama_cpp.cache_home() / f"llama_cpp_python-{fetch_llama_cpp.VERSION}" / "vendor" / "llama.cpp"
+    )
     if pinned and not extra:
         return f"llama-{fetch_llama_cpp.VERSION}-portable"
     digest = hashlib.sha256("\0".join([str(source), *extra]).encode()).hexdigest()[:12]
@@ -50,26 +52,33 @@ def build_name(source: Path, extra: list[str]) -> str:
 
 
 def run_with_progress(command: list[str], log_path: Path) -> None:
-    """Run `command`, keep its output in `log_path` and show its latest line every 10 s. Raises SystemExit when it fails."""
+    """Run `command`, keep its output in `log_path`, show a line of it every 10 s. Raises SystemExit when it fails."""
     shown = 0.0
-    with log_path.open("w", encoding="utf-8") as log:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.write(line)
-                if line.startswith("[") and time.monotonic() - shown >= PROGRESS_EVERY_S:
-                    print(f"  {line.rstrip()[:110]}", file=sys.stderr, flush=True)
-                    shown = time.monotonic()
+    with (
+        log_path.open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            log.write(line)
+            if line.startswith("[") and time.monotonic() - shown >= PROGRESS_EVERY_S:
+                print(f"  {line.rstrip()[:110]}", file=sys.stderr, flush=True)
+                shown = time.monotonic()
     if process.returncode != 0:
         tail = log_path.read_text(encoding="utf-8").splitlines()[-40:]
-        raise SystemExit("\n".join(tail) + f"\nerror: {shlex.join(command[:4])} ... failed; the whole log is {log_path}")
+        raise SystemExit(
+            "\n".join(tail) + f"\nerror: {shlex.join(command[:4])} ... failed; the whole log is {log_path}"
+        )
 
 
 def configure(source: Path, build: Path, extra: list[str]) -> None:
     flags = [*FLAGS, f"-DGGML_BACKEND_DIR={build / 'bin'}"]
     if shutil.which("ccache"):
         flags += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
-    run_with_progress(["cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), *flags, *extra], build / "configure.log")
+    run_with_progress(
+        ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), *flags, *extra], build / "configure.log"
+    )
 
 
 def build_llama_cpp(source: Path, extra: list[str]) -> Path:

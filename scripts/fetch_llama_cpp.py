@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Fetch the pinned llama-cpp-python sdist, which holds llama.cpp's sources, into the cache. Prints its folder on stdout.
+"""Fetch the pinned llama-cpp-python sdist, which holds llama.cpp's sources, into the cache. Prints its folder.
 
     python scripts/fetch_llama_cpp.py            # 77 MB the first time, nothing after that
 
-The cache is $GGML_MOECACHE_HOME, else $XDG_CACHE_HOME/ggml-moecache, else ~/.cache/ggml-moecache. pip checks the archive
-against the SHA-256 below, and its index settings (PIP_INDEX_URL, pip.conf, proxies) apply. Standard library only: CMake runs
-this in build environments where nothing else is installed.
+The cache is $GGML_MOECACHE_HOME, else $XDG_CACHE_HOME/ggml-moecache, else ~/.cache/ggml-moecache. pip checks the
+archive against the SHA-256 below, and its index settings (PIP_INDEX_URL, pip.conf, proxies) apply. Standard library
+only: CMake runs this in build environments where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,22 @@ def download(folder: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"llama-cpp-python=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
-    command += ["--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(folder), "--requirement", str(requirements)]
+    command += [
+        "--no-deps",
+        "--no-binary",
+        "llama-cpp-python",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(requirements),
+    ]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     archives = sorted(folder.glob("*.tar.gz"))
     if result.returncode != 0 or not archives:
         sys.stderr.write(result.stdout)
         raise SystemExit(
-            f"error: pip could not download llama-cpp-python {VERSION} (its output is above). Check the network and pip's index, "
-            "or set LLAMA_CPP_DIR to a llama.cpp checkout of the same ggml version."
+            f"error: pip could not download llama-cpp-python {VERSION} (its output is above). Check the network and "
+            "pip's index, or set LLAMA_CPP_DIR to a llama.cpp checkout of the same ggml version."
         )
     return archives[0]
 
@@ -66,8 +74,8 @@ def fetch(home: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as temporary:
             archive = download(Path(temporary))
             with tarfile.open(archive) as tar:
-                # Safe without the "data" filter, which Python 3.10.0 to 3.10.11 lack: the archive's hash is pinned above.
-                tar.extractall(temporary)
+                # Without the "data" filter, which Python before 3.10.12 lacks: the archive's hash is pinned above.
+                tar.extractall(temporary)  # noqa: S202
             unpacked = Path(temporary) / f"llama_cpp_python-{VERSION}"
             if not (unpacked / MARKER).is_file():
                 raise SystemExit(f"error: {archive.name} holds no {MARKER}")

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The steps of scripts/setup, run by .venv's own interpreter: tools, llama.cpp, llama-cpp-python, this package.
 
-Each pip step leaves a stamp in .venv with a hash of what it depends on, so a step runs again exactly when that has changed.
+Each pip step leaves a stamp in .venv with a hash of what it depends on, so a step runs again exactly when that has
+changed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def pip(*arguments: str, environment: dict[str, str] | None = None) -> None:
 
 
 def step(name: str, key: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
-    """pip install `arguments` unless the stamp `name` says that `key` is installed already."""
+    """Install `arguments` with pip unless the stamp `name` says that `key` is installed already."""
     stamp = Path(sys.prefix) / f".{name}.stamp"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
         return
@@ -90,8 +91,8 @@ def main() -> None:
     sdist = fetch_llama_cpp.fetch(fetch_llama_cpp.cache_home())
     source = Path(os.environ.get("LLAMA_CPP_DIR") or sdist).expanduser().resolve()
     llama_bin = llama_build(source)
-    # The libraries are ours, so this is Python code only. No pip cache: pip would give this wheel, which holds no library, to
-    # the user's other projects.
+    # The libraries are ours, so this is Python code only. No pip cache: pip would give this wheel, which holds no
+    # library, to the user's other projects.
     step(
         "llama-cpp-python",
         digest(str(sdist)),

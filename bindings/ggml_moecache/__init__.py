@@ -18,7 +18,7 @@ from ggml_moecache._paths import backend_path, embedded_model, llama_bin_dir, ll
 from ggml_moecache.errors import MoeCacheError
 from ggml_moecache.model import load_model, status
 
-# llama-cpp-python reads this once, on its first import. A bad MOECACHE_LLAMA_DIR is reported by whoever needs the folder.
+# llama-cpp-python reads this once, on its first import. Whoever needs the folder reports a bad MOECACHE_LLAMA_DIR.
 with _contextlib.suppress(errors.ConfigError):
     if (_folder := llama_library_dir()) is not None:
         _os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(_folder))

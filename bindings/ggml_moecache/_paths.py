@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def backend_path() -> Path:
-    """Path of libggml-moecache.so, for GGML_BACKEND_PATH. Raises BackendError if the package was installed without it."""
+    """Path of libggml-moecache.so, for GGML_BACKEND_PATH. Raises BackendError if the installation lacks it."""
     path = _PACKAGE / "lib" / "libggml-moecache.so"
     if not path.is_file():
         raise BackendError(f"{path} is missing: install the package anew (pip install . or scripts/setup)")
@@ -33,9 +33,9 @@ def _library_dir(folder: Path) -> Path | None:
 def llama_library_dir() -> Path | None:
     """Folder of the llama.cpp libraries to use, or None to leave it to llama-cpp-python's own.
 
-    In this order: LLAMA_CPP_LIB_PATH (llama-cpp-python's variable), MOECACHE_LLAMA_DIR (a build of llama.cpp, its folder or its
-    bin), the build that scripts/setup recorded in this virtual environment. Raises ConfigError if MOECACHE_LLAMA_DIR names a
-    folder without libllama.so.
+    In this order: LLAMA_CPP_LIB_PATH (llama-cpp-python's variable), MOECACHE_LLAMA_DIR (a build of llama.cpp, its
+    folder or its bin), the build that scripts/setup recorded in this virtual environment. Raises ConfigError if
+    MOECACHE_LLAMA_DIR names a folder without libllama.so.
     """
     if own := os.environ.get("LLAMA_CPP_LIB_PATH"):
         return Path(own)
@@ -51,7 +51,7 @@ def llama_library_dir() -> Path | None:
 
 
 def llama_bin_dir() -> Path | None:
-    """Folder of llama.cpp's stock programs (llama-completion, llama-server, ...), or None if they are nowhere to be found."""
+    """Folder of llama.cpp's stock programs (llama-completion, llama-server, ...), or None if there is none."""
     folders = [llama_library_dir()]
     if folders[0] is not None:
         folders.append(folders[0].parent / "bin")  # an installed llama.cpp: lib beside bin

@@ -1,7 +1,7 @@
 """The plugin in this process: GGML's registry and the C API of libggml-moecache.so, through ctypes.
 
-llama-cpp-python loads llama.cpp's libraries privately (RTLD_LOCAL), so they are reached here by the names under which they are
-loaded, never by a path: a second copy would have a registry of its own.
+llama-cpp-python loads llama.cpp's libraries privately (RTLD_LOCAL), so they are reached here by the names under which
+they are loaded, never by a path: a second copy would have a registry of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _loaded_library(soname: str) -> ctypes.CDLL:
         return ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError as error:
         raise BackendError(
-            f"llama-cpp-python's libraries do not include {soname}: its llama.cpp is linked statically or of another generation. "
+            f"llama-cpp-python has not loaded {soname}: its llama.cpp is linked statically or of another generation. "
             f"Set LLAMA_CPP_LIB_PATH or MOECACHE_LLAMA_DIR to a shared build with ggml {_native.ggml_version}."
         ) from error
 
@@ -93,16 +93,16 @@ class Registry:
     def load_plugin(self) -> None:
         """Load libggml-moecache.so once per process. Raises BackendError if it or the loaded ggml refuses.
 
-        Without a GPU the plugin is told to wrap the CPU as a stand-in device, unless GGML_MOECACHE_STANDIN says otherwise.
+        Without a GPU the plugin is told to wrap the CPU as a stand-in device, unless GGML_MOECACHE_STANDIN is set.
         """
         with _registry_lock:
             if self._ggml.ggml_backend_reg_by_name(b"MoECache"):
                 return
             if self.version != _native.ggml_version:
                 raise BackendError(
-                    f"this package is built for ggml {_native.ggml_version}, the loaded llama.cpp has ggml {self.version}. "
-                    "Install it anew with LLAMA_CPP_DIR set to that llama.cpp's sources, or use the matching llama-cpp-python: "
-                    "pip install 'ggml-moecache[llama]'."
+                    f"ggml_moecache is built for ggml {_native.ggml_version}, this llama.cpp has ggml {self.version}. "
+                    "Install ggml_moecache anew with LLAMA_CPP_DIR set to that llama.cpp's sources, or use the "
+                    "matching llama-cpp-python: pip install 'ggml-moecache[llama]'."
                 )
             has_gpu = any(device["is_gpu"] for device in self.devices())
             if not has_gpu and not os.environ.get("GGML_MOECACHE_STANDIN"):

@@ -1,7 +1,7 @@
 """Which devices a llama.cpp build sees, as JSON on stdout: python -m ggml_moecache._probe LIBRARY_DIR.
 
-A process of its own, because ggml can neither unload its backends nor forget a registry, and because a broken build must not
-take the caller down.
+A process of its own, because ggml can neither unload its backends nor forget a registry, and because a broken build
+must not take the caller down.
 """
 
 from __future__ import annotations

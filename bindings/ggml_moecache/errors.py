@@ -4,7 +4,7 @@ MoeCacheError
 ├── ConfigError             a parameter or variable has a value that it cannot have (also a ValueError)
 ├── ModelFileError          the model file is missing, truncated, or not a GGUF (also a ValueError)
 ├── MissingDependencyError  llama-cpp-python or llama.cpp's programs are not installed (also an ImportError)
-└── BackendError            llama.cpp or the plugin refused: another ggml version, no such device, the model did not load
+└── BackendError            llama.cpp or the plugin refused: another ggml version, no such device, or the load failed
 """
 
 

@@ -20,7 +20,7 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING = 8
 _ARRAY = 9
 _DEFAULT_ALIGNMENT_BYTES = 32
-# llama.cpp's names of stacked expert weights: gate, up and down, or gate_up fused; "chexps" is a second family of a layer.
+# llama.cpp's names of stacked expert weights: gate, up and down, or gate_up fused; "chexps" is a layer's second family.
 _EXPERT_NAME = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_(ch)?exps\.weight$")
 
 Value = bool | int | float | str | None  # None: an array, whose elements are skipped
@@ -68,8 +68,8 @@ class ModelFile:
 
     @property
     def expert_tensors(self) -> list[Tensor]:
-        """The stacked expert weights: three dimensions, the last one counts the experts."""
-        return [t for t in self.tensors if _EXPERT_NAME.match(t.name) and len(t.shape) == 3 and t.shape[2] > 1]
+        """The stacked expert weights: the third and last dimension counts the experts."""
+        return [t for t in self.tensors if _EXPERT_NAME.match(t.name) and t.shape[2:] not in ((), (1,))]
 
     def expert_sizes_bytes(self) -> dict[int, int]:
         """Bytes of one expert (all its matrices together) per layer; layers without experts are absent."""
@@ -167,7 +167,9 @@ def _read_part(path: Path) -> ModelFile:
             reader.skip(4)
             version = reader.count("<I")
             if version not in (2, 3):
-                raise ModelFileError(f"{path} has GGUF version {version}; versions 2 and 3 (little endian) can be read.")
+                raise ModelFileError(
+                    f"{path} has GGUF version {version}; versions 2 and 3 (little endian) can be read."
+                )
             n_tensors, n_values = reader.count(), reader.count()
             metadata: dict[str, Value] = {}
             for _ in range(n_values):
@@ -199,7 +201,9 @@ def read_model(path: str | Path) -> ModelFile:
         return first
     name = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
     if name is None:
-        raise ModelFileError(f"{path} is one of {n_parts} parts. Name the first one, which ends in -00001-of-{n_parts:05}.gguf.")
+        raise ModelFileError(
+            f"{path} is one of {n_parts} parts. Name the first one, which ends in -00001-of-{n_parts:05}.gguf."
+        )
     parts = [_read_part(path.with_name(f"{name[1]}-{i:05}-of-{name[2]}.gguf")) for i in range(2, n_parts + 1)]
     tensors = [t for part in (first, *parts) for t in part.tensors]
     return ModelFile(path, first.metadata, tensors, sum(part.size_bytes for part in (first, *parts)))

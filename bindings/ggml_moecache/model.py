@@ -14,15 +14,14 @@ from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyErr
 from ggml_moecache.gguf_file import read_model
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from llama_cpp import Llama
 
-# llama_model_default_params is replaced while one Llama is constructed; two at a time would take each other's for the original.
+# llama_model_default_params is replaced while one Llama is constructed; two at a time would each take the other's
+# replacement for the original.
 _construction_lock = threading.Lock()
 
 
-def import_llama_cpp() -> ModuleType:
+def import_llama_cpp() -> Any:  # noqa: ANN401 - a module that need not be installed
     try:
         return importlib.import_module("llama_cpp")
     except ModuleNotFoundError as error:
@@ -43,10 +42,10 @@ def check_capacity(capacity: int | str) -> str:
     raise ConfigError(f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead.")
 
 
-def _construct(module: ModuleType, device: int, path: Path, arguments: dict[str, Any]) -> Llama:
+def _construct(llama_class: type[Llama], device: int, path: Path, arguments: dict[str, Any]) -> Llama:
     """Construct a Llama on `device`: llama.cpp's parameters have the field, Llama() has no argument for it."""
     devices = (ctypes.c_void_p * 2)(device, None)
-    low_level = importlib.import_module("llama_cpp.llama_cpp")
+    low_level: Any = importlib.import_module("llama_cpp.llama_cpp")
     this_thread = threading.get_ident()
     with _construction_lock:
         original = low_level.llama_model_default_params
@@ -60,7 +59,7 @@ def _construct(module: ModuleType, device: int, path: Path, arguments: dict[str,
 
         low_level.llama_model_default_params = on_device
         try:
-            llm: Llama = module.Llama(str(path), **arguments)
+            llm: Llama = llama_class(str(path), **arguments)
         finally:
             low_level.llama_model_default_params = original
     llm._moecache_devices = devices  # noqa: SLF001 - llama.cpp keeps the address: it must live as long as the model
@@ -81,13 +80,14 @@ def load_model(
     path
         The GGUF file (the first part of a split one); None: the small embedded model.
     capacity
-        How many experts get a copy on the device: 0 (they are computed by the CPU, from the store in host memory) or 'all'.
-        It holds for the contexts that this process creates from now on.
+        How many experts get a copy on the device: 0 (they are computed by the CPU, from the store in host memory) or
+        'all'. It holds for the contexts that this process creates from now on.
     device
         "MoECache<i>": the i-th GPU, or the CPU as a stand-in on a machine without one.
     **llama_kwargs
-        Arguments of `llama_cpp.Llama`. Two defaults differ from its own: `n_gpu_layers=-1` (all layers on the device) and
-        `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second copy).
+        Arguments of `llama_cpp.Llama`. Two defaults differ from its own: `n_gpu_layers=-1` (all layers on the device)
+        and `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second
+        copy).
 
     Raises
     ------
@@ -121,11 +121,13 @@ def load_model(
     _plugin.config_set("GGML_MOECACHE_CAPACITY", setting)
     arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
     try:
-        return _construct(module, address, file.path, arguments)
+        return _construct(module.Llama, address, file.path, arguments)
     except ValueError as error:
         if "load model" not in str(error) and "create llama_context" not in str(error):
             raise  # an argument that Llama refuses
-        raise BackendError(f"llama.cpp could not load {file.path} on {device} ({error}); verbose=True shows why") from error
+        raise BackendError(
+            f"llama.cpp could not load {file.path} on {device} ({error}); verbose=True shows why"
+        ) from error
 
 
 def status() -> dict[str, Any]:
