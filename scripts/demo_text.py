@@ -55,6 +55,10 @@ def through_llama_completion(capacity: str) -> int:
             sys.stderr.write(result.stderr)
             print(f"error: llama-completion ended with status {result.returncode}", file=sys.stderr)
             return result.returncode
+        if not status_file.is_file():
+            sys.stderr.write(result.stderr)
+            print("error: the plugin wrote no status, so it was not used; the log is above", file=sys.stderr)
+            return 1
         report(json.loads(status_file.read_text(encoding="utf-8")))
     return 0
 
