@@ -53,6 +53,14 @@ def process_environment(build: Build, *, capacity: str | None, extra: dict[str, 
     return environment
 
 
+def reference_device() -> str | None:
+    """Stock device to compare with: MOECACHE_REFERENCE_DEVICE (such as CUDA0), else None for the CPU.
+
+    Needed where MoECache0 wraps a GPU: its kernels are then those of that GPU.
+    """
+    return os.environ.get("MOECACHE_REFERENCE_DEVICE") or None
+
+
 def _resolve(variable: str, function: str, what: str) -> Path:
     named = os.environ.get(variable)
     if named:
@@ -62,9 +70,12 @@ def _resolve(variable: str, function: str, what: str) -> Path:
         try:
             import ggml_moecache
 
-            path = Path(getattr(ggml_moecache, function)())
+            found = getattr(ggml_moecache, function)()
         except Exception as error:
             raise MissingBuild(f"{what} is unknown ({error}): run scripts/setup, or set {variable}") from error
+        if found is None:
+            raise MissingBuild(f"ggml_moecache.{function}() finds nothing: run scripts/setup, or set {variable}")
+        path = Path(found)
         source = f"ggml_moecache.{function}() = {path}"
     if not path.exists():
         raise MissingBuild(f"{what} does not exist ({source}): run scripts/setup, or set {variable}")

@@ -63,6 +63,7 @@ class Scenario:
     n_seq_max: int = 1
     kv_unified: bool = True
     flash_attn: int = -1
+    op_offload: bool = True
     # Read the router's choice and weights through the eval callback at every decode step.
     observe_routing: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,10 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.harness import plan as plans
-from tests.harness.environment import Build, process_environment
+from tests.harness.environment import Build, process_environment, reference_device
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
+# As --cpu-moe does it.
+EXPERTS_ON_CPU = (r"\.ffn_(up|down|gate|gate_up)_(ch|)exps", "CPU")
 
 
 class RunFailed(RuntimeError):
@@ -41,6 +44,20 @@ class Result:
 def run_stock(build: Build, plan: plans.Plan, *, device: str | None = None) -> Result:
     """Run the plan without the plugin, on the CPU alone or on the named stock device."""
     return _run(build, plan, device=device, capacity=None, environment={})
+
+
+def run_reference(build: Build, plan: plans.Plan, *, capacity: str) -> Result:
+    """Run the plan on stock llama.cpp as the device must compute it at this capacity.
+
+    On the CPU alone both capacities mean the same. With a reference device, "all" is everything on that device and "0"
+    is the experts on the CPU and everything else there, without lending large batches to the device.
+    """
+    device = reference_device()
+    if device is not None and capacity == "0":
+        model = dataclasses.replace(plan.model, overrides=(*plan.model.overrides, EXPERTS_ON_CPU))
+        scenarios = tuple(dataclasses.replace(scenario, op_offload=False) for scenario in plan.scenarios)
+        plan = dataclasses.replace(plan, model=model, scenarios=scenarios)
+    return run_stock(build, plan, device=device)
 
 
 def run_moecache(

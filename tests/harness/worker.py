@@ -100,7 +100,7 @@ class Session:
     def _context(self, scenario: plans.Scenario, index: int) -> Any:
         if index not in self._contexts:
             params = llama_cpp.llama_context_default_params()
-            for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified"):
+            for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "op_offload"):
                 setattr(params, name, getattr(scenario, name))
             params.flash_attn_type = scenario.flash_attn
             params.n_threads = params.n_threads_batch = self._plan.n_threads

@@ -1,0 +1,105 @@
+"""The device computes what stock llama.cpp computes, bit for bit, in every family, type, batch form and capacity.
+
+DESIGN 7: with everything resident as stock on that device, with capacity 0 as the CPU backend on the same ops. On the
+stand-in, a device that wraps the CPU backend, both are stock on the CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+
+from tests.harness.difference import compare
+from tests.harness.environment import Build, reference_device
+from tests.harness.plan import ModelOptions, Plan
+from tests.harness.runner import Result, run_moecache, run_reference
+from tests.harness.scenarios import STANDARD
+from tests.models.families.table import FAMILIES, MOE_FAMILIES
+from tests.models.generate import TYPES, model_path
+from tests.models.tokenizer import embedded_model
+
+CAPACITIES = ("0", "all")
+
+# Every family in two types at least and every type in three families at least; the rest of the product is --full.
+COVERING = {
+    "qwen35moe": ("F32", "Q4_0", "Q4_K+Q6_K"),
+    "qwen35moe-mtp": ("Q8_0", "Q4_K"),
+    "qwen35moe-fused": ("F16", "Q4_0", "Q4_K+Q6_K"),
+    "qwen3moe": ("F16", "Q8_0", "Q4_0", "Q4_K"),
+    "qwen3moe-scaled": ("F32", "Q4_0", "Q4_K"),
+    "mixtral": ("F32", "Q8_0", "Q4_K+Q6_K"),
+    "gpt-oss": ("F16", "Q4_0", "Q4_K", "MXFP4"),
+    "deepseek2": ("F32", "Q4_0", "Q4_K+Q6_K", "MXFP4"),
+    "olmoe": ("F16", "Q8_0", "Q4_K"),
+    "grovemoe": ("Q8_0", "Q4_0", "Q4_K+Q6_K", "MXFP4"),
+    "dense": ("F32", "Q4_0"),
+}
+
+
+@dataclass
+class Case:
+    """One model and stock's results on it."""
+
+    plan: Plan
+    stock: dict[str, Result]
+
+
+def _cases() -> list[object]:
+    return [
+        pytest.param(
+            (family, type_name),
+            id=f"{family}-{type_name}",
+            marks=() if type_name in COVERING[family] else pytest.mark.full,
+        )
+        for family in FAMILIES
+        for type_name in TYPES
+    ]
+
+
+@pytest.fixture(scope="module", params=_cases())
+def case(request: pytest.FixtureRequest, build: Build) -> Case:
+    family, type_name = request.param
+    plan = Plan(ModelOptions(str(model_path(family, type_name, build.llama_bin))), STANDARD)
+    return Case(plan, {})
+
+
+def _stock(build: Build, case: Case, capacity: str) -> Result:
+    key = capacity if reference_device() else "CPU"  # the CPU alone gives one answer for both capacities
+    if key not in case.stock:
+        case.stock[key] = run_reference(build, case.plan, capacity=capacity)
+    return case.stock[key]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_logits_equal_stock(build: Build, case: Case, capacity: str) -> None:
+    """1, 7 and 512 tokens, small batches, several ubatches, two sequences, decode after prefill, last output only."""
+    actual = run_moecache(build, case.plan, capacity=capacity)
+    difference = compare(_stock(build, case, capacity).logits(), actual.logits())
+    assert difference.equal, str(difference)
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_trained_model(build: Build, capacity: str) -> None:
+    """The embedded model, 128 experts of width 32 and top-8, routes by what it reads."""
+    plan = Plan(ModelOptions(str(embedded_model())), STANDARD)
+    expected = run_reference(build, plan, capacity=capacity).logits()
+    difference = compare(expected, run_moecache(build, plan, capacity=capacity).logits())
+    assert difference.equal, str(difference)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flash_attn", [0, 1])
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_threads_and_flash_attention(
+    build: Build, family: str, capacity: str, n_threads: int, flash_attn: int
+) -> None:
+    """Other thread counts than the tests' 2, flash attention off and on."""
+    scenarios = tuple(dataclasses.replace(scenario, flash_attn=flash_attn) for scenario in STANDARD)
+    plan = Plan(ModelOptions(str(model_path(family, "Q4_0"))), scenarios, n_threads)
+    expected = run_reference(build, plan, capacity=capacity).logits()
+    difference = compare(expected, run_moecache(build, plan, capacity=capacity).logits())
+    assert difference.equal, str(difference)
