@@ -29,7 +29,7 @@ static const char * state_name(context_state state) {
 }
 
 __attribute__((format(printf, 1, 2))) static std::string format(const char * pattern, ...) {
-    char    buffer[512];
+    char    buffer[1024];
     va_list arguments;
     va_start(arguments, pattern);
     std::vsnprintf(buffer, sizeof(buffer), pattern, arguments);
@@ -100,7 +100,7 @@ std::string context_status::status_line() const {
 
 std::string context_status::exit_line() const {
     const auto & c = counters;
-    return format("moecache: exit: %" PRIu64 " hits, %" PRIu64 " misses, %" PRIu64 " copies, %.1f MiB copied, 0 ring overflows, "
+    return format("moecache: exit: %" PRIu64 " hits, %" PRIu64 " misses, %" PRIu64 " copies, %.1f MiB copied, "
                   "%" PRIu64 " graphs, %" PRIu64 " warm-up graphs",
                   c.n_hits.load(), c.n_misses.load(), c.n_copies.load(), mib(c.copy_bytes.load()), c.n_graphs.load(),
                   c.n_warmup_graphs.load());

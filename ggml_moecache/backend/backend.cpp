@@ -1,0 +1,393 @@
+#include "backend/backend.h"
+
+#include "backend/buffer-type.h"
+#include "backend/moe-op.h"
+#include "core/status.h"
+
+#include <algorithm>
+
+namespace moecache {
+
+struct backend_context {
+    ggml_backend_dev_t              dev = nullptr;
+    ggml_backend_t                  inner = nullptr;
+    config                          settings;
+    std::shared_ptr<context_status> status;
+    std::unique_ptr<moe_op>         moe;
+    bool                            announced   = false; // the status line was written
+    bool                            all_refused = false; // capacity `all`, but there was no room: not tried again
+};
+
+static backend_context * context_of(ggml_backend_t backend) {
+    return static_cast<backend_context *>(backend->context);
+}
+
+static ggml_backend_t inner_of(ggml_backend_t backend) {
+    return context_of(backend)->inner;
+}
+
+// --- status -----------------------------------------------------------------------------------------------------------------------
+
+static void write_status_file(backend_context * context) {
+    if (context->settings.status_file.empty()) {
+        return;
+    }
+    const std::string error = status_write(context->settings.status_file);
+    if (!error.empty()) {
+        context->status->add_fallback(reason::status_file);
+        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::status_file), error.c_str());
+    }
+}
+
+static void announce(backend_context * context, const context_facts & facts) {
+    context->announced = true;
+    context->status->update(facts);
+    // llama.cpp's programs hide INFO of backends by default
+    GGML_LOG_WARN("%s\n", context->status->status_line().c_str());
+    write_status_file(context);
+}
+
+// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation must end.
+static bool fall_back(backend_context * context, reason why, const std::string & detail) {
+    context->status->add_fallback(why);
+    if (context->settings.require) {
+        GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
+                       reason_text(why));
+        return false;
+    }
+    return true;
+}
+
+static context_facts current_facts(backend_context * context, const ggml_cgraph * graph) {
+    device_context * device = device_get(context->dev);
+    context_facts    facts  = context->status->facts();
+    const auto       stored = [device](const ggml_tensor * weight) {
+        return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
+    };
+    const expert_placement placement = place_experts(graph, stored);
+    facts.n_experts                  = placement.n_experts;
+    facts.n_layers                   = placement.n_layers;
+    facts.n_layers_elsewhere         = placement.n_elsewhere;
+    facts.store_bytes                = device->store_bytes;
+    facts.store_pinned_bytes         = device->store_pinned_bytes;
+    facts.resident_bytes             = context->moe->residents.bytes();
+    return facts;
+}
+
+// --- capacity `all` -----------------------------------------------------------------------------------------------------------------
+
+static bool inner_can_multiply(backend_context * context, const ggml_cgraph * graph, const expert_op & op) {
+    const ggml_tensor * node = graph->nodes[op.node];
+    ggml_tensor         copy = *node;
+    ggml_tensor         weight = *node->src[0];
+    weight.buffer              = nullptr; // as if it were anywhere
+    copy.src[0]                = &weight;
+    return ggml_backend_dev_supports_op(device_get(context->dev)->inner, &copy);
+}
+
+// Bring the weights of this graph to the device. Returns false when the computation must end.
+static bool make_resident(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+    std::vector<const ggml_tensor *> wanted;
+    uint64_t                         wanted_bytes = 0;
+    for (const expert_op & op : plan.walk.ops) {
+        if (!op.on_host) {
+            continue;
+        }
+        if (!inner_can_multiply(context, graph, op)) {
+            if (!fall_back(context, reason::unsupported_type, graph->nodes[op.node]->src[0]->name)) {
+                return false;
+            }
+            continue;
+        }
+        wanted.push_back(graph->nodes[op.node]->src[0]);
+        wanted_bytes += ggml_nbytes(wanted.back());
+    }
+    uint64_t                         copied_bytes = 0;
+    std::vector<const ggml_tensor *> copied;
+    if (!context->moe->residents.add(context->dev, context->inner, wanted, copied_bytes, copied)) {
+        context->all_refused = true;
+        size_t free          = 0;
+        size_t total         = 0;
+        ggml_backend_dev_memory(context->dev, &free, &total);
+        char detail[160];
+        snprintf(detail, sizeof(detail), "%.1f MiB of experts do not fit on %s (%.1f of %.1f MiB free)", wanted_bytes / 1048576.0,
+                 device_get(context->dev)->name.c_str(), free / 1048576.0, total / 1048576.0);
+        context_facts facts = current_facts(context, graph);
+        facts.state         = context_state::inactive;
+        facts.why           = reason::no_room;
+        facts.detail        = detail;
+        announce(context, facts);
+        return fall_back(context, reason::no_room, detail);
+    }
+    for (const ggml_tensor * weight : copied) {
+        context->status->counters.n_copies += static_cast<uint64_t>(weight->ne[2]);
+    }
+    context->status->counters.copy_bytes += copied_bytes;
+    context->moe->forget_plans();
+    return true;
+}
+
+// --- compute ------------------------------------------------------------------------------------------------------------------------
+
+static uint64_t count_resident(const graph_plan & plan) {
+    uint64_t n = 0;
+    for (const moe_block & block : plan.walk.blocks) {
+        n += block.layer >= 0 && !block.on_host ? static_cast<uint64_t>(block.n_expert) : 0;
+    }
+    return n;
+}
+
+static void announce_active(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+    context_facts facts = current_facts(context, graph);
+    facts.state         = context_state::active;
+    facts.n_resident    = count_resident(plan);
+    announce(context, facts);
+}
+
+static void announce_without_blocks(backend_context * context, const ggml_cgraph * graph) {
+    context_facts facts = current_facts(context, graph);
+    if (facts.n_experts != 0) {
+        return; // MoE blocks are in another part of the graph (an eval callback's or a split's): wait for it
+    }
+    facts.state = context_state::inactive;
+    facts.why   = facts.n_layers_elsewhere > 0 ? reason::experts_elsewhere : reason::no_expert_tensors;
+    announce(context, facts);
+}
+
+static void count(backend_context * context, const graph_plan & plan) {
+    context_counters & counters = context->status->counters;
+    if (plan.warmup) {
+        counters.n_warmup_graphs++;
+        return;
+    }
+    counters.n_graphs++;
+    counters.n_events += plan.counts.n_events;
+    counters.n_hits += plan.counts.n_hits;
+    counters.n_misses += plan.counts.n_misses;
+    counters.n_partial_blocks += plan.counts.n_partial_blocks;
+    counters.n_unknown_blocks += plan.counts.n_unknown_blocks;
+}
+
+static bool has_host_ops(const graph_plan & plan) {
+    return std::any_of(plan.walk.ops.begin(), plan.walk.ops.end(), [](const expert_op & op) { return op.on_host; });
+}
+
+// Prepare the plan of `graph`: residents first, when it is time for them. nullptr when the computation must end.
+static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
+    graph_plan * plan = context->moe->plan(graph);
+    const bool   wants_copies =
+        plan != nullptr && context->settings.capacity == capacity_kind::all && !context->all_refused && !plan->warmup;
+    if (wants_copies && has_host_ops(*plan)) {
+        const uint64_t before = context->moe->residents.bytes();
+        if (!make_resident(context, *plan, graph)) {
+            return nullptr;
+        }
+        plan = context->moe->plan(graph);
+        if (plan != nullptr && context->announced && context->moe->residents.bytes() != before && !context->all_refused) {
+            context_facts facts  = context->status->facts(); // more layers or an adapter: no second line, but the truth
+            facts.n_resident     = std::max(facts.n_resident, count_resident(*plan));
+            facts.resident_bytes = context->moe->residents.bytes();
+            context->status->update(facts);
+        }
+    }
+    return plan;
+}
+
+static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    backend_context * context = context_of(backend);
+    graph_plan *      plan    = prepare(context, graph);
+    if (plan == nullptr) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
+    if (!context->announced && !plan->warmup) {
+        if (plan->walk.blocks.empty()) {
+            announce_without_blocks(context, graph);
+        } else {
+            announce_active(context, *plan, graph);
+        }
+    }
+    if (plan->counts.n_partial_blocks > 0 && !fall_back(context, reason::partial_block, "")) {
+        return GGML_STATUS_FAILED;
+    }
+    if (plan->counts.n_unknown_blocks > 0 && !fall_back(context, reason::unknown_block, "")) {
+        return GGML_STATUS_FAILED;
+    }
+    const enum ggml_status status = context->moe->run(*plan, graph);
+    if (status == GGML_STATUS_SUCCESS && !plan->walk.blocks.empty()) {
+        count(context, *plan);
+    }
+    return status;
+}
+
+// --- the rest of the table ------------------------------------------------------------------------------------------------------
+
+static const char * backend_get_name(ggml_backend_t backend) {
+    return device_get(context_of(backend)->dev)->name.c_str();
+}
+
+static void backend_free(ggml_backend_t backend) {
+    backend_context * context = context_of(backend);
+    context->moe.reset();
+    ggml_backend_free(context->inner);
+    context->status->close();
+    if (context->announced) {
+        GGML_LOG_WARN("%s\n", context->status->exit_line().c_str());
+        write_status_file(context);
+    }
+    delete context;
+    delete backend;
+}
+
+static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+}
+
+// The inner backend's asynchronous copies insist on its own buffer type. A tensor elsewhere (host memory) is copied at once.
+static void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    ggml_backend_t inner = inner_of(backend);
+    if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
+        ggml_backend_synchronize(inner);
+        ggml_backend_tensor_set(tensor, data, offset, size);
+        return;
+    }
+    inner_view view(tensor);
+    inner->iface.set_tensor_async(inner, &view.tensor, data, offset, size);
+}
+
+static void backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    ggml_backend_t inner = inner_of(backend);
+    if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
+        ggml_backend_synchronize(inner);
+        ggml_backend_tensor_get(tensor, data, offset, size);
+        return;
+    }
+    inner_view view(tensor);
+    inner->iface.get_tensor_async(inner, &view.tensor, data, offset, size);
+}
+
+static void backend_set_tensor_2d_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                                        size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    ggml_backend_t inner = inner_of(backend);
+    if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
+        ggml_backend_synchronize(inner);
+        ggml_backend_tensor_set_2d(tensor, data, offset, size, n_copies, stride_tensor, stride_data);
+        return;
+    }
+    inner_view view(tensor);
+    inner->iface.set_tensor_2d_async(inner, &view.tensor, data, offset, size, n_copies, stride_tensor, stride_data);
+}
+
+static void backend_get_tensor_2d_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                                        size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    ggml_backend_t inner = inner_of(backend);
+    if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
+        ggml_backend_synchronize(inner);
+        ggml_backend_tensor_get_2d(tensor, data, offset, size, n_copies, stride_tensor, stride_data);
+        return;
+    }
+    inner_view view(tensor);
+    inner->iface.get_tensor_2d_async(inner, &view.tensor, data, offset, size, n_copies, stride_tensor, stride_data);
+}
+
+// Between two GPUs. The inner backends know each other, not us.
+static bool backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst, const ggml_tensor * src, ggml_tensor * dst) {
+    ggml_backend_t inner_src = backend_is_ours(backend_src) ? inner_of(backend_src) : backend_src;
+    ggml_backend_t inner_dst = backend_is_ours(backend_dst) ? inner_of(backend_dst) : backend_dst;
+    return inner_dst->iface.cpy_tensor_async != nullptr && inner_dst->iface.cpy_tensor_async(inner_src, inner_dst, src, dst);
+}
+
+static void backend_synchronize(ggml_backend_t backend) {
+    ggml_backend_synchronize(inner_of(backend));
+}
+
+static void backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    inner_of(backend)->iface.event_record(inner_of(backend), event);
+}
+
+static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    inner_of(backend)->iface.event_wait(inner_of(backend), event);
+}
+
+static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+    inner_of(backend)->iface.graph_optimize(inner_of(backend), graph, params);
+}
+
+static ggml_guid_t backend_guid() {
+    static ggml_guid guid = { 0x6d, 0x6f, 0x65, 0x63, 0x61, 0x63, 0x68, 0x65, 0x1e, 0x52, 0x9b, 0x40, 0xa7, 0x33, 0xc8, 0x01 };
+    return &guid;
+}
+
+bool backend_is_ours(ggml_backend_t backend) {
+    return backend != nullptr && ggml_guid_matches(backend->guid, backend_guid());
+}
+
+static ggml_backend_i backend_table(const ggml_backend_i & inner) {
+    return {
+        /* .get_name            = */ backend_get_name,
+        /* .free                = */ backend_free,
+        /* .set_tensor_async    = */ inner.set_tensor_async != nullptr ? backend_set_tensor_async : nullptr,
+        /* .get_tensor_async    = */ inner.get_tensor_async != nullptr ? backend_get_tensor_async : nullptr,
+        /* .set_tensor_2d_async = */ inner.set_tensor_2d_async != nullptr ? backend_set_tensor_2d_async : nullptr,
+        /* .get_tensor_2d_async = */ inner.get_tensor_2d_async != nullptr ? backend_get_tensor_2d_async : nullptr,
+        /* .cpy_tensor_async    = */ inner.cpy_tensor_async != nullptr ? backend_cpy_tensor_async : nullptr,
+        /* .synchronize         = */ inner.synchronize != nullptr ? backend_synchronize : nullptr,
+        /* .graph_plan_create   = */ nullptr, // GGML's plans would pass MoE blocks by us; llama.cpp uses none
+        /* .graph_plan_free     = */ nullptr,
+        /* .graph_plan_update   = */ nullptr,
+        /* .graph_plan_compute  = */ nullptr,
+        /* .graph_compute       = */ backend_graph_compute,
+        /* .event_record        = */ inner.event_record != nullptr ? backend_event_record : nullptr,
+        /* .event_wait          = */ inner.event_wait != nullptr ? backend_event_wait : nullptr,
+        /* .graph_optimize      = */ inner.graph_optimize != nullptr ? backend_graph_optimize : nullptr,
+    };
+}
+
+ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
+    const std::string error = config_check();
+    if (!error.empty()) {
+        GGML_LOG_ERROR("moecache: inactive: %s: %s\n", reason_name(reason::bad_config), error.c_str());
+        return nullptr;
+    }
+    device_context * device = device_get(dev);
+    ggml_backend_t   inner  = ggml_backend_dev_init(device->inner, params);
+    if (inner == nullptr) {
+        return nullptr;
+    }
+    backend_context * context = new backend_context;
+    context->dev              = dev;
+    context->inner            = inner;
+    context->settings         = config_read();
+    context->moe              = std::make_unique<moe_op>(dev, inner);
+    context_facts facts;
+    facts.device   = device->name;
+    facts.inner    = std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
+    facts.capacity = context->settings.capacity;
+    context->status = context_status::create(facts);
+    return new ggml_backend{ backend_guid(), backend_table(inner->iface), dev, context };
+}
+
+// --- what the registry exports ------------------------------------------------------------------------------------------------------
+
+static void * inner_function(ggml_backend_t backend, const char * name) {
+    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_get(context_of(backend)->dev)->inner), name);
+}
+
+void backend_set_n_threads(ggml_backend_t backend, int n_threads) {
+    context_of(backend)->moe->host.set_n_threads(n_threads);
+    const auto inner_fn =
+        reinterpret_cast<ggml_backend_set_n_threads_t>(inner_function(backend, "ggml_backend_set_n_threads"));
+    if (inner_fn != nullptr) { // the stand-in
+        inner_fn(inner_of(backend), n_threads);
+    }
+}
+
+void backend_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
+    context_of(backend)->moe->host.set_abort_callback(callback, data);
+    const auto inner_fn =
+        reinterpret_cast<ggml_backend_set_abort_callback_t>(inner_function(backend, "ggml_backend_set_abort_callback"));
+    if (inner_fn != nullptr) {
+        inner_fn(inner_of(backend), callback, data);
+    }
+}
+
+} // namespace moecache

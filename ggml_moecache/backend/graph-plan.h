@@ -1,0 +1,74 @@
+// The plan of one graph: which runs of nodes go to the inner device and which the CPU computes, in the graph's own order.
+//
+// The order is never changed: GGML's allocator has laid out the memory of the graph for it. A run for the CPU copies its inputs from
+// the device to host memory, computes shadow nodes there and copies back what nodes outside the run need. Weights are read where
+// they are: experts in the store, others (biases) in a mirror that is read from the device once.
+#pragma once
+
+#include "backend/graph-walk.h"
+#include "backend/resident.h"
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace moecache {
+
+// A copy between a tensor of the graph and its shadow. Rows that lie apart on the device (router ids are a view of a sorted row of
+// all experts) lie together on the host.
+struct host_transfer {
+    ggml_tensor * tensor      = nullptr;
+    char *        host        = nullptr;
+    size_t        size_bytes  = 0; // of one row when n_rows > 1
+    size_t        n_rows      = 1;
+    size_t        stride_bytes = 0; // between rows on the device
+};
+
+struct plan_segment {
+    bool                       host = false;
+    ggml_cgraph                graph = {}; // device: view of the graph; host: shadow nodes
+    std::vector<host_transfer> inputs;     // host only, device -> host before the computation
+    std::vector<host_transfer> outputs;    // host only, host -> device after it
+};
+
+// src[0] of a node that is replaced by the resident copy while the graph runs.
+struct plan_swap {
+    ggml_tensor * node      = nullptr;
+    ggml_tensor * canonical = nullptr;
+    ggml_tensor * resident  = nullptr;
+};
+
+// What one run of the plan adds to the counters.
+struct plan_counts {
+    uint64_t n_events         = 0;
+    uint64_t n_hits           = 0;
+    uint64_t n_misses         = 0;
+    uint64_t n_partial_blocks = 0;
+    uint64_t n_unknown_blocks = 0;
+};
+
+struct graph_plan {
+    graph_walk                walk;
+    std::vector<plan_segment> segments; // empty when the whole graph goes to the device as it is
+    std::vector<plan_swap>    swaps;
+    plan_counts               counts;
+    bool                      warmup      = false;
+    size_t                    arena_bytes = 0;       // host memory the shadows need, from the start of the arena
+    ggml_context *            shadows     = nullptr; // owns the shadow tensors
+
+    graph_plan() = default;
+    ~graph_plan();
+    graph_plan(const graph_plan &)             = delete;
+    graph_plan & operator=(const graph_plan &) = delete;
+};
+
+// Host copy of a weight that is on the device, made at the first call; lives as long as the context.
+using weight_mirror = std::function<void *(const ggml_tensor * weight)>;
+
+// Fill plan.counts, .swaps and .warmup, and .segments up to their shadows.
+void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & residents, const device_context * device);
+
+// Lay the shadows out. First call with `arena` nullptr to learn plan.arena_bytes, then with memory of that size.
+void plan_layout(graph_plan & plan, ggml_cgraph * graph, char * arena, const weight_mirror & mirror);
+
+} // namespace moecache

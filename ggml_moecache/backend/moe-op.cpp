@@ -1,0 +1,158 @@
+#include "backend/moe-op.h"
+
+#include "backend/buffer-type.h"
+
+namespace moecache {
+
+// A graph that changes (the KV cache grows) gets a new uid; plans of old ones are dropped together when this many have gathered.
+// A graph has one plan per split, so a model that is spread over CPU and device needs some hundred at once.
+static const size_t max_plans = 512;
+
+moe_op::~moe_op() {
+    ggml_backend_synchronize(inner); // copies out of the arena may be under way
+    ggml_backend_buffer_free(arena);
+}
+
+void moe_op::forget_plans() {
+    plans.clear();
+    unnamed.reset();
+}
+
+bool moe_op::reserve_arena(size_t size_bytes) {
+    if (size_bytes <= arena_bytes) {
+        return true;
+    }
+    ggml_backend_synchronize(inner);
+    forget_plans(); // they point into the old arena
+    ggml_backend_buffer_free(arena);
+    arena_bytes                       = 0;
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device_get(dev)->inner);
+    arena = ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), size_bytes);
+    if (arena == nullptr) {
+        return false;
+    }
+    arena_bytes = size_bytes;
+    return true;
+}
+
+void * moe_op::mirror(const ggml_tensor * weight) {
+    std::vector<char> & copy = mirrors[weight->data];
+    if (copy.size() < ggml_nbytes(weight)) {
+        copy.resize(ggml_nbytes(weight));
+        ggml_backend_synchronize(inner);
+        ggml_backend_tensor_get(weight, copy.data(), 0, copy.size());
+    }
+    return copy.data();
+}
+
+graph_plan * moe_op::plan(ggml_cgraph * graph) {
+    if (graph->uid != 0) {
+        const auto known = plans.find(graph->uid);
+        if (known != plans.end()) {
+            return known->second.get();
+        }
+    }
+    auto made = std::make_unique<graph_plan>();
+    plan_build(*made, graph, residents, device_get(dev));
+    if (!made->segments.empty()) {
+        const weight_mirror mirror_of = [this](const ggml_tensor * weight) { return mirror(weight); };
+        plan_layout(*made, graph, nullptr, mirror_of);
+        if (made->shadows == nullptr || !reserve_arena(made->arena_bytes)) {
+            return nullptr;
+        }
+        plan_layout(*made, graph, static_cast<char *>(ggml_backend_buffer_get_base(arena)), mirror_of);
+    }
+    if (graph->uid == 0) {
+        unnamed = std::move(made);
+        return unnamed.get();
+    }
+    if (plans.size() >= max_plans) {
+        plans.clear();
+    }
+    graph_plan * result = made.get();
+    plans[graph->uid]   = std::move(made);
+    return result;
+}
+
+void moe_op::fetch(const host_transfer & t) {
+    const ggml_tensor *         tensor = t.tensor;
+    const ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    if (!buffer_type_is_default(buffer->buft)) { // host memory that the device shares
+        ggml_backend_synchronize(inner);
+        for (size_t row = 0; row < t.n_rows; row++) {
+            ggml_backend_tensor_get(tensor, t.host + row * t.size_bytes, row * t.stride_bytes, t.size_bytes);
+        }
+        return;
+    }
+    inner_view view(tensor);
+    if (t.n_rows == 1) {
+        ggml_backend_tensor_get_async(inner, &view.tensor, t.host, 0, t.size_bytes);
+    } else {
+        ggml_backend_tensor_get_2d_async(inner, &view.tensor, t.host, 0, t.size_bytes, t.n_rows, t.stride_bytes, t.size_bytes);
+    }
+}
+
+void moe_op::send(const host_transfer & t) {
+    const ggml_backend_buffer_t buffer = t.tensor->view_src != nullptr ? t.tensor->view_src->buffer : t.tensor->buffer;
+    if (!buffer_type_is_default(buffer->buft)) {
+        ggml_backend_synchronize(inner);
+        ggml_backend_tensor_set(t.tensor, t.host, 0, t.size_bytes);
+        return;
+    }
+    inner_view view(t.tensor);
+    ggml_backend_tensor_set_async(inner, &view.tensor, t.host, 0, t.size_bytes);
+}
+
+// The synchronization also covers the copies out of the arena that earlier segments enqueued on the same stream.
+enum ggml_status moe_op::run_on_host(plan_segment & segment) {
+    for (const host_transfer & input : segment.inputs) {
+        fetch(input);
+    }
+    ggml_backend_synchronize(inner);
+    const enum ggml_status status = host.compute(&segment.graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    for (const host_transfer & output : segment.outputs) {
+        send(output);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+static bool computes_nothing(const ggml_cgraph & graph) {
+    for (int i = 0; i < graph.n_nodes; i++) {
+        const ggml_tensor * node = graph.nodes[i];
+        const bool          view = node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
+                          node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+        if (!view && !ggml_is_empty(node)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+enum ggml_status moe_op::run(graph_plan & plan, ggml_cgraph * graph) {
+    for (const plan_swap & swap : plan.swaps) {
+        swap.node->src[0] = swap.resident;
+    }
+    enum ggml_status status = GGML_STATUS_SUCCESS;
+    if (plan.segments.empty()) {
+        status = inner->iface.graph_compute(inner, graph);
+    }
+    for (plan_segment & segment : plan.segments) {
+        if (segment.host) {
+            status = run_on_host(segment);
+        } else if (!computes_nothing(segment.graph)) {
+            status = inner->iface.graph_compute(inner, &segment.graph);
+        }
+        if (status != GGML_STATUS_SUCCESS) {
+            break;
+        }
+    }
+    for (const plan_swap & swap : plan.swaps) {
+        swap.node->src[0] = swap.canonical;
+    }
+    return status;
+}
+
+} // namespace moecache

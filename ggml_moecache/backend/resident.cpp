@@ -1,0 +1,89 @@
+#include "backend/resident.h"
+
+#include "backend/buffer-type.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace moecache {
+
+// Copies that are alive, by device and address of the canonical data: an address is reused only after its model, and so every
+// context on it, is gone.
+static std::mutex                                                                         shared_mutex;
+static std::map<std::pair<ggml_backend_dev_t, const void *>, std::weak_ptr<resident_weight>> shared;
+
+resident_weight::~resident_weight() {
+    if (buffer != nullptr) {
+        device->resident_bytes -= ggml_nbytes(tensor);
+        ggml_backend_buffer_free(buffer);
+    }
+    ggml_free(ctx);
+}
+
+ggml_tensor * resident_set::find(const ggml_tensor * weight) const {
+    const auto it = weights.find(weight->data);
+    return it != weights.end() ? it->second->tensor : nullptr;
+}
+
+static std::shared_ptr<resident_weight> make_copy(ggml_backend_dev_t dev, ggml_backend_t inner, const ggml_tensor * weight) {
+    auto copy    = std::make_shared<resident_weight>();
+    copy->device = device_get(dev);
+    copy->ctx    = ggml_init({ 2 * ggml_tensor_overhead(), nullptr, /* no_alloc = */ true });
+    if (copy->ctx == nullptr) {
+        return nullptr;
+    }
+    copy->tensor = ggml_dup_tensor(copy->ctx, weight);
+    ggml_set_name(copy->tensor, weight->name);
+    copy->buffer = ggml_backend_alloc_ctx_tensors_from_buft(copy->ctx, ggml_backend_dev_buffer_type(dev));
+    if (copy->buffer == nullptr) {
+        return nullptr;
+    }
+    copy->device->resident_bytes += ggml_nbytes(copy->tensor);
+    ggml_backend_buffer_set_usage(copy->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS); // as the loader does
+    inner_view view(copy->tensor);
+    ggml_backend_tensor_set_async(inner, &view.tensor, weight->data, 0, ggml_nbytes(weight));
+    return copy;
+}
+
+bool resident_set::add(ggml_backend_dev_t dev, ggml_backend_t inner, const std::vector<const ggml_tensor *> & wanted,
+                       uint64_t & copied_bytes, std::vector<const ggml_tensor *> & copied) {
+    std::unordered_map<const void *, std::shared_ptr<resident_weight>> added;
+    std::vector<const ggml_tensor *>                                   new_copies;
+    bool                                                               room = true;
+    {
+        std::lock_guard<std::mutex> lock(shared_mutex);
+        for (const ggml_tensor * weight : wanted) {
+            if (weights.count(weight->data) != 0 || added.count(weight->data) != 0) {
+                continue;
+            }
+            std::weak_ptr<resident_weight> & known = shared[{ dev, weight->data }];
+            std::shared_ptr<resident_weight> copy  = known.lock();
+            if (copy == nullptr) {
+                copy = make_copy(dev, inner, weight);
+                if (copy == nullptr) {
+                    room = false;
+                    break;
+                }
+                known = copy;
+                new_copies.push_back(weight);
+            }
+            added[weight->data] = std::move(copy);
+        }
+        ggml_backend_synchronize(inner); // before another context may use the copies, or they are freed again
+    }
+    if (!room) {
+        return false;
+    }
+    for (auto & entry : added) {
+        total_bytes += ggml_nbytes(entry.second->tensor);
+        weights.insert(std::move(entry));
+    }
+    for (const ggml_tensor * weight : new_copies) {
+        copied_bytes += ggml_nbytes(weight);
+        copied.push_back(weight);
+    }
+    return true;
+}
+
+} // namespace moecache
