@@ -43,4 +43,5 @@ def build() -> Build:
     try:
         return find_build()
     except MissingBuild as error:
-        pytest.fail(str(error), pytrace=False)
+        message = str(error)
+    pytest.fail(message, pytrace=False)

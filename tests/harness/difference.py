@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +25,13 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """True if every bit is the same."""
-        return self.first is None
+        """True if every bit is the same and every logit finite."""
+        return self.first is None and math.isfinite(self.max_relative)
 
     def __str__(self) -> str:
         if self.first is None:
+            if not self.equal:
+                return "logits that are not finite"
             return f"equal bit for bit ({self.n_total} logits)"
         step, row, index = self.first
         return (

@@ -22,6 +22,8 @@ from tests.harness.ggml import BufferTypeOverride, Ggml, Tensor
 
 ROUTING_PREFIX = ("ffn_moe_topk-", "ffn_moe_weights")
 
+DEBUG_LEVEL = 4  # GGML_LOG_LEVEL_DEBUG
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -30,7 +32,9 @@ class WorkerError(RuntimeError):
 
 
 @llama_cpp.llama_log_callback
-def _log(_level: int, text: bytes, _user: ctypes.c_void_p) -> None:
+def _log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
+    if level == DEBUG_LEVEL:
+        return
     sys.stderr.buffer.write(text)
     sys.stderr.buffer.flush()
 
@@ -178,7 +182,7 @@ class Session:
         adapter = llama_cpp.llama_adapter_lora_init(self._model, step.path.encode())
         if not adapter:
             raise WorkerError(f"llama.cpp did not load the adapter {step.path}")
-        adapters = (ctypes.c_void_p * 1)(adapter)
+        adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
         scales = (ctypes.c_float * 1)(step.scale)
         if llama_cpp.llama_set_adapters_lora(context, adapters, 1, scales) != 0:
             raise WorkerError("llama_set_adapters_lora refused")
