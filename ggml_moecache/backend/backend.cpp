@@ -2,6 +2,7 @@
 
 #include "backend/buffer-type.h"
 #include "backend/moe-op.h"
+#include "core/expert-name.h"
 #include "core/status.h"
 
 #include <algorithm>
@@ -119,8 +120,10 @@ static bool make_resident(backend_context * context, const graph_plan & plan, co
         announce(context, facts);
         return fall_back(context, reason::no_room, detail);
     }
-    for (const ggml_tensor * weight : copied) {
-        context->status->counters.n_copies += static_cast<uint64_t>(weight->ne[2]);
+    for (const ggml_tensor * weight : copied) { // an expert counts once, although it has several weights
+        expert_name name;
+        const bool  counts = expert_name_parse(weight->name, name) && name.role == expert_role::down;
+        context->status->counters.n_copies += counts ? static_cast<uint64_t>(weight->ne[2]) : 0;
     }
     context->status->counters.copy_bytes += copied_bytes;
     context->moe->forget_plans();

@@ -73,8 +73,10 @@ static void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * to
         *total    = std::min<uint64_t>(*total, cap);
         available = std::min(available, cap > used ? cap - used : 0);
     }
+    // What cannot fit is refused at the first graph; reserving for it would only drive layers off the device (--fit). Never 0:
+    // llama.cpp divides the layers by the sum of what is free and fails to load the model when that is 0.
     const uint64_t reserved = reserved_bytes(device);
-    *free                   = available > reserved ? available - reserved : 0;
+    *free                   = available > reserved ? available - reserved : available;
 }
 
 // --- which operations -----------------------------------------------------------------------------------------------------------

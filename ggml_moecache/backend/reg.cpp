@@ -8,7 +8,9 @@
 #include "backend/device.h"
 #include "core/config.h"
 #include "core/reasons.h"
+#include "core/status.h"
 
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -137,6 +139,18 @@ static std::vector<ggml_backend_dev_t> find_inner(bool & standin, std::string & 
     }
     return found;
 }
+
+// Nobody should have to guess that a cache was off. Written when the library is unloaded, that is at exit; GGML's logger may be gone
+// by then.
+namespace {
+struct exit_note {
+    ~exit_note() {
+        if (!devices.empty() && !status_any_known()) {
+            std::fprintf(stderr, "moecache: inactive: %s: %s\n", reason_name(reason::never_used), reason_text(reason::never_used));
+        }
+    }
+} note_at_exit;
+} // namespace
 
 // False, after one line, when there is nothing to register. REQUIRES: reg_mutex.
 static bool usable(std::vector<ggml_backend_dev_t> & inner, bool & standin) {

@@ -35,6 +35,9 @@ static const reason_info table[] = {
     { reason::host_backend, "host_backend",
       "GGML's CPU backend, which computes the experts that are not on the device, could not be started." },
     { reason::status_file, "status_file", "The file named by GGML_MOECACHE_STATUS could not be written." },
+    { reason::never_used, "never_used",
+      "The library was loaded, but no model was computed on a MoECache device: select it with --device MoECache0 (llama.cpp takes "
+      "CUDA0 when nothing is said), and check that layers are on it (--n-gpu-layers)." },
 };
 
 const reason_info * reason_table(size_t & n_reasons) {

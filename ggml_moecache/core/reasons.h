@@ -22,6 +22,7 @@ enum class reason {
     partly_pinned,
     host_backend,
     status_file,
+    never_used,
 };
 
 struct reason_info {

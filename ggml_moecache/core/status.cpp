@@ -2,6 +2,7 @@
 
 #include "core/json.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdarg>
@@ -49,9 +50,10 @@ static std::string store_text(const context_facts & facts) {
 }
 
 std::shared_ptr<context_status> context_status::create(const context_facts & facts) {
-    auto                        status = std::make_shared<context_status>();
+    static uint64_t             next_id = 0; // guarded by the mutex
+    auto                        status  = std::make_shared<context_status>();
     std::lock_guard<std::mutex> lock(status_mutex());
-    status->id      = contexts().size();
+    status->id      = next_id++;
     status->current = facts;
     contexts().push_back(status);
     return status;
@@ -80,6 +82,10 @@ void context_status::add_fallback(reason why) {
 void context_status::close() {
     std::lock_guard<std::mutex> lock(status_mutex());
     closed = true;
+    if (current.state == context_state::idle) {
+        auto & list = contexts();
+        list.erase(std::remove_if(list.begin(), list.end(), [this](const auto & context) { return context.get() == this; }), list.end());
+    }
 }
 
 std::string context_status::status_line() const {
@@ -138,6 +144,12 @@ std::string status_json() {
     }
     json.end_array().end_object();
     return json.text();
+}
+
+bool status_any_known() {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    return std::any_of(contexts().begin(), contexts().end(),
+                       [](const auto & context) { return context->current.state != context_state::idle; });
 }
 
 std::string status_write(const std::string & path) {

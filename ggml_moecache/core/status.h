@@ -1,7 +1,7 @@
 // Status: what each llama context of the process caches, where, or why nothing - as one log line, one exit line and JSON.
 //
 // A context_status belongs to one llama context and lives from the context's creation to the end of the process, so that the JSON
-// also tells what contexts that are gone did. Its counters are atomic: the thread that runs the graph adds to them without locking,
+// also tells what contexts that are gone did (one that never computed a graph is forgotten). Its counters are atomic: the thread that runs the graph adds to them without locking,
 // any thread may read. Everything else is set by update() under the lock of the status.
 #pragma once
 
@@ -58,7 +58,7 @@ public:
     context_facts facts() const;
     void          update(const context_facts & facts);
     void          add_fallback(reason why); // remembered once each, in order
-    void          close();                  // the context is being freed
+    void          close();                  // the context is being freed; one that never computed (--fit's) is forgotten
 
     std::string status_line() const; // "moecache: active: ..." or "moecache: inactive: ..."
     std::string exit_line() const;
@@ -68,6 +68,7 @@ public:
 
 private:
     friend std::string status_json();
+    friend bool        status_any_known();
 
     uint64_t            id = 0;
     context_facts       current;
@@ -75,7 +76,8 @@ private:
     bool                closed = false;
 };
 
-std::string status_json(); // all contexts in order of creation
+std::string status_json();     // all contexts in order of creation
+bool        status_any_known(); // some context of the process has written its status line
 
 // Write status_json() to `path`, replacing the file as a whole. Returns "" or what went wrong.
 std::string status_write(const std::string & path);
