@@ -17,6 +17,7 @@ struct backend_context {
     std::unique_ptr<moe_op>         moe;
     bool                            announced   = false; // the status line was written
     bool                            all_refused = false; // capacity `all`, but there was no room: not tried again
+    bool                            failed      = false; // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
 };
 
 static backend_context * context_of(ggml_backend_t backend) {
@@ -52,6 +53,7 @@ static void announce(backend_context * context, const context_facts & facts) {
 static bool fall_back(backend_context * context, reason why, const std::string & detail) {
     context->status->add_fallback(why);
     if (context->settings.require) {
+        context->failed = true;
         GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
                        reason_text(why));
         return false;
@@ -198,7 +200,7 @@ static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
 
 static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     backend_context * context = context_of(backend);
-    graph_plan *      plan    = prepare(context, graph);
+    graph_plan *      plan    = context->failed ? nullptr : prepare(context, graph);
     if (plan == nullptr) {
         return GGML_STATUS_ALLOC_FAILED;
     }

@@ -46,6 +46,18 @@ static std::shared_ptr<resident_weight> make_copy(ggml_backend_dev_t dev, ggml_b
     return copy;
 }
 
+// Whether `size_bytes` more can be had, before anything is allocated: a refusal by the driver would be said in several lines.
+static bool has_room(ggml_backend_dev_t dev, uint64_t size_bytes) {
+    device_context * device = device_get(dev);
+    if (size_bytes > device_allowance_bytes(device)) {
+        return false;
+    }
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(device->inner, &free, &total);
+    return size_bytes <= free;
+}
+
 bool resident_set::add(ggml_backend_dev_t dev, ggml_backend_t inner, const std::vector<const ggml_tensor *> & wanted,
                        uint64_t & copied_bytes, std::vector<const ggml_tensor *> & copied) {
     std::unordered_map<const void *, std::shared_ptr<resident_weight>> added;
@@ -53,6 +65,14 @@ bool resident_set::add(ggml_backend_dev_t dev, ggml_backend_t inner, const std::
     bool                                                               room = true;
     {
         std::lock_guard<std::mutex> lock(shared_mutex);
+        uint64_t                    needed_bytes = 0;
+        for (const ggml_tensor * weight : wanted) {
+            const auto known = shared.find({ dev, weight->data });
+            needed_bytes += known != shared.end() && !known->second.expired() ? 0 : ggml_nbytes(weight);
+        }
+        if (!has_room(dev, needed_bytes)) {
+            return false;
+        }
         for (const ggml_tensor * weight : wanted) {
             if (weights.count(weight->data) != 0 || added.count(weight->data) != 0) {
                 continue;
