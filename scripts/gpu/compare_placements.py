@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Speed of the placements of a MoE model's experts, measured side by side with stock llama-bench.
+
+Every arm runs once per round, in turn, so that a drift of the machine meets all of them; the table gives the median over the
+rounds, its spread, and the ratio to full load of the same round. Needs nothing but Python and a CUDA build of llama.cpp.
+
+example:
+  scripts/gpu/compare_placements.py --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --rounds 3 --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+# name: (llama-bench options, environment); {device} is the stock device, {ours} the one of this project
+ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "stock, everything on the GPU": (["-dev", "{device}"], {}),
+    "MoECache, capacity all": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "all"}),
+    "stock, -ncmoe 99": (["-dev", "{device}", "-ncmoe", "99", "-lm", "none"], {}),
+    "MoECache, capacity 0": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "0"}),
+}
+FULL_LOAD = "stock, everything on the GPU"
+
+
+def run_arm(arguments: argparse.Namespace, name: str, status: Path) -> dict[str, float]:
+    """Tokens per second by test ("pp512", "tg128") of one llama-bench run."""
+    options, variables = ARMS[name]
+    names = {"device": arguments.device, "ours": arguments.ours}
+    command = [str(arguments.llama_bin / "llama-bench"), "-m", str(arguments.model), "-ngl", "99", "-o", "jsonl"]
+    command += [option.format(**names) for option in options] + arguments.options.split()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_MOECACHE_", "GGML_BACKEND_PATH"))}
+    if variables:
+        environment |= {"GGML_BACKEND_PATH": str(arguments.plugin), "GGML_MOECACHE_STATUS": str(status), **variables}
+        environment["MOECACHE_REQUIRE"] = "1"
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(f"{name}: {' '.join(command)} ended with {result.returncode}:\n{result.stderr[-2000:]}")
+    speeds = {}
+    for line in result.stdout.splitlines():
+        row = json.loads(line)
+        test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
+        speeds[test] = float(row["avg_ts"])
+    return speeds
+
+
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    """Aligned: per arm and test the median, minimum and maximum of the rounds and the median ratio to full load."""
+    lines = [f"{'placement':32} {'test':8} {'median t/s':>11} {'min':>9} {'max':>9} {'of full load':>13}"]
+    for name, rounds in results.items():
+        for test in rounds[0]:
+            values = [speeds[test] for speeds in rounds]
+            ratios = [speeds[test] / full[test] for speeds, full in zip(rounds, results[FULL_LOAD], strict=True)]
+            lines.append(
+                f"{name:32} {test:8} {statistics.median(values):11.1f} {min(values):9.1f} {max(values):9.1f}"
+                f" {100 * statistics.median(ratios):12.1f}%"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run all rounds, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-bin", type=Path, required=True, help="folder of llama-bench")
+    parser.add_argument("--plugin", type=Path, required=True, help="libggml-moecache.so")
+    parser.add_argument("-m", "--model", type=Path, required=True, help="a MoE GGUF that fits the GPU as a whole")
+    parser.add_argument("--device", default="CUDA0", help="stock device (default: %(default)s)")
+    parser.add_argument("--ours", default="MoECache0", help="device of this project (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all arms (default: %(default)s)")
+    parser.add_argument("--options", default="-p 512 -n 128 -r 3", help="for llama-bench (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write every figure to this file")
+    arguments = parser.parse_args()
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ARMS}
+    statuses: dict[str, object] = {}
+    for index in range(arguments.rounds):
+        for name in ARMS:
+            status = Path(f"/tmp/moecache-status-{os.getpid()}.json")
+            results[name].append(run_arm(arguments, name, status))
+            if status.exists():
+                statuses[name] = json.loads(status.read_text())
+                status.unlink()
+            print(f"round {index + 1}/{arguments.rounds}: {name}: {results[name][-1]}", file=sys.stderr, flush=True)
+    print(table(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"speeds": results, "status": statuses}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
