@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,7 @@ class Verdict:
     state: str
     reason: str
     text: str
-
-    def as_dict(self) -> dict[str, str]:
-        return {"state": self.state, "reason": self.reason, "text": self.text}
+    all_fits: bool = False  # the weights alone would fit on the device with every expert
 
 
 def _python_llama_dir() -> tuple[str | None, Path | None]:
@@ -70,6 +68,7 @@ def describe_machine() -> dict[str, Any]:
         "has_gpu": False,
         "devices": [],
         "refusal": None,
+        "reason": "none",
         "host_memory_mib": _host_memory_mib(),
         "settings": {
             v.name: os.environ[v.name] for v in _native.variables() if os.environ.get(v.name, v.default) != v.default
@@ -86,7 +85,7 @@ def describe_machine() -> dict[str, Any]:
         machine["refusal"] = str(error)
         return machine
     machine["llama_ggml_version"] = found["ggml_version"]
-    machine.update({key: found[key] for key in ("devices", "has_gpu", "refusal")})
+    machine.update({key: found[key] for key in ("devices", "has_gpu", "refusal", "reason")})
     return machine
 
 
@@ -114,9 +113,7 @@ def judge(machine: dict[str, Any], model: dict[str, Any]) -> Verdict:
     """What the model would do on the first MoECache device of the machine."""
     device = next((d for d in machine["devices"] if d["name"].startswith("MoECache")), None)
     if machine["refusal"] is not None:
-        ours, theirs = machine["ggml_version"], machine["llama_ggml_version"]
-        reason = "ggml_version" if theirs not in (None, ours) else "none"
-        return Verdict("inactive", reason, machine["refusal"])
+        return Verdict("inactive", machine["reason"], machine["refusal"])
     if device is None:
         reason = "unsupported_gpu" if machine["has_gpu"] else "no_gpu"
         return Verdict("inactive", reason, "no MoECache device was registered")
@@ -125,21 +122,20 @@ def judge(machine: dict[str, Any], model: dict[str, Any]) -> Verdict:
     experts_mib, weights_mib = model["experts_bytes"] / _MIB, model["weights_bytes"] / _MIB
     host_mib = machine["host_memory_mib"]["available"]
     store = f"{experts_mib:.1f} MiB of experts in host memory ({host_mib} MiB available)"
-    if weights_mib < device["free_mib"]:
-        fit = f"all fits: {weights_mib:.1f} MiB of weights in {device['free_mib']} MiB on {device['name']}"
-        reason = "none"
-    else:
-        fit = f"all does not fit: {weights_mib:.1f} MiB of weights, {device['free_mib']} MiB free on {device['name']}"
-        reason = "no_room"
-    fit += " (KV cache and compute buffers come on top); capacity 0 needs no room for experts"
-    return Verdict("active", reason, f"{store}; {fit}")
+    all_fits = weights_mib < device["free_mib"]
+    fit = (
+        f"capacity all {'fits' if all_fits else 'does not fit'}: {weights_mib:.1f} MiB of weights, "
+        f"{device['free_mib']} MiB free on {device['name']} (KV cache and compute buffers come on top)"
+    )
+    wants_all = machine["settings"].get("GGML_MOECACHE_CAPACITY") == "all"
+    return Verdict("active", "no_room" if wants_all and not all_fits else "none", f"{store}; {fit}", all_fits=all_fits)
 
 
 def diagnose(model_path: Path | None) -> dict[str, Any]:
     """The whole report. Raises ModelFileError if the model cannot be read."""
     model = describe_model(read_model(model_path or ggml_moecache.embedded_model()))
     machine = describe_machine()
-    return {**machine, "model": model, "verdict": judge(machine, model).as_dict()}
+    return {**machine, "model": model, "verdict": asdict(judge(machine, model))}
 
 
 def _model_lines(model: dict[str, Any]) -> list[str]:
@@ -179,6 +175,6 @@ def as_text(report: dict[str, Any]) -> str:
     lines += [f"setting            {name}={value}" for name, value in report["settings"].items()]
     lines += _model_lines(report["model"])
     verdict = report["verdict"]
-    code = "" if verdict["reason"] == "none" else f" {verdict['reason']}:"
+    code = "" if verdict["reason"] in ("none", *verdict["text"].split(": ")) else f" {verdict['reason']}:"
     lines.append(f"verdict            {verdict['state']}:{code} {verdict['text']}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ggml_moecache
 from ggml_moecache._probe import devices_of
-from ggml_moecache.errors import ConfigError, MissingDependencyError
+from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
@@ -83,18 +83,20 @@ def command_for(request: RunRequest, model: Path, program: Path, help_text: str)
 
 
 def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
-    """The child's environment: the plugin, the capacity, and the stand-in device on a machine without a GPU."""
+    """The child's environment: the plugin, the capacity, and the stand-in device on a machine without a GPU.
+
+    Raises BackendError if the plugin would refuse: llama-completion itself would only miss the device.
+    """
     environment = dict(os.environ)
     environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
-    if not environment.get("GGML_MOECACHE_STANDIN"):
-        found = devices_of(library_dir)
-        if found["refusal"] is not None:
-            raise ggml_moecache.errors.BackendError(found["refusal"])
-        if not found["has_gpu"]:
-            environment["GGML_MOECACHE_STANDIN"] = "1"
-            print("moecache: no GPU found, the CPU stands in for the device", file=sys.stderr)
+    found = devices_of(library_dir, environment)
+    if found["refusal"] is not None:
+        raise BackendError(found["refusal"], reason=found["reason"])
+    if not found["has_gpu"] and not environment.get("GGML_MOECACHE_STANDIN"):
+        environment["GGML_MOECACHE_STANDIN"] = "1"
+        print("moecache: no GPU found, the CPU stands in for the device", file=sys.stderr)
     return environment
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 _registry_lock = threading.Lock()
+_LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_REFUSAL = "moecache: inactive: "  # then the reason's code, a colon and the text
+_refusals: list[str] = []  # what the plugin has said in this process; it says each reason once
 
 
 def _loaded_library(soname: str) -> ctypes.CDLL:
@@ -55,7 +58,13 @@ class Registry:
             (self._base, "ggml_backend_dev_type", ctypes.c_int, [pointer]),
             (self._base, "ggml_backend_dev_memory", None, [pointer, ctypes.POINTER(size), ctypes.POINTER(size)]),
         ):
-            function = getattr(library, name)
+            try:
+                function = getattr(library, name)
+            except AttributeError as error:
+                raise BackendError(
+                    f"the loaded ggml has no {name}: it is older than ggml {_native.ggml_version}, for which "
+                    "ggml_moecache is built; install the matching llama-cpp-python: pip install 'ggml-moecache[llama]'."
+                ) from error
             function.restype, function.argtypes = result, arguments
 
     @property
@@ -90,25 +99,54 @@ class Registry:
         if self._ggml.ggml_backend_dev_count() == 0:
             self._ggml.ggml_backend_load_all_from_path(str(folder).encode())
 
-    def load_plugin(self) -> None:
-        """Load libggml-moecache.so once per process. Raises BackendError if it or the loaded ggml refuses.
+    def load_plugin(self, **settings: str) -> None:
+        """Apply `settings` (variables of the plugin) and load libggml-moecache.so, once per process.
 
         Without a GPU the plugin is told to wrap the CPU as a stand-in device, unless GGML_MOECACHE_STANDIN is set.
+        Raises BackendError with the plugin's own line if it refuses, ConfigError for a bad setting.
         """
         with _registry_lock:
             if self._ggml.ggml_backend_reg_by_name(b"MoECache"):
+                _apply(settings)
                 return
             if self.version != _native.ggml_version:
                 raise BackendError(
                     f"ggml_moecache is built for ggml {_native.ggml_version}, this llama.cpp has ggml {self.version}. "
                     "Install ggml_moecache anew with LLAMA_CPP_DIR set to that llama.cpp's sources, or use the "
-                    "matching llama-cpp-python: pip install 'ggml-moecache[llama]'."
+                    "matching llama-cpp-python: pip install 'ggml-moecache[llama]'.",
+                    reason="ggml_version",
                 )
             has_gpu = any(device["is_gpu"] for device in self.devices())
             if not has_gpu and not os.environ.get("GGML_MOECACHE_STANDIN"):
-                config_set("GGML_MOECACHE_STANDIN", "1")
-            if not self._ggml.ggml_backend_load(str(backend_path()).encode()):
-                raise BackendError(f"ggml refused to load {backend_path()}; its log (stderr) says why")
+                settings = {"GGML_MOECACHE_STANDIN": "1", **settings}
+            _apply(settings)
+            loaded, lines = self._load_and_listen(str(backend_path()))
+            if not loaded:
+                _refusals.extend(line for line in lines if line.startswith(_REFUSAL))
+                why = _refusals[-1].removeprefix(_REFUSAL) if _refusals else "none: ggml's log on stderr says why"
+                raise BackendError(f"the plugin was not loaded: {why}", reason=why.partition(":")[0])
+
+    def _load_and_listen(self, path: str) -> tuple[bool, list[str]]:
+        """Load the backend `path`; also returns the lines that ggml logged meanwhile, which still reach its logger."""
+        lines: list[str] = []
+        previous, user_data = _LogCallback(), ctypes.c_void_p()
+        self._base.ggml_log_get(ctypes.byref(previous), ctypes.byref(user_data))
+
+        def listen(level: int, text: bytes, _: int | None) -> None:
+            lines.append(text.decode(errors="replace").strip())
+            previous(level, text, user_data)
+
+        callback = _LogCallback(listen)
+        self._base.ggml_log_set(callback, None)
+        try:
+            return bool(self._ggml.ggml_backend_load(path.encode())), lines
+        finally:
+            self._base.ggml_log_set(previous, user_data)
+
+
+def _apply(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        config_set(name, value)
 
 
 @functools.cache

@@ -18,14 +18,15 @@ from ggml_moecache._plugin import Registry
 from ggml_moecache.errors import BackendError
 
 
-def devices_of(library_dir: Path) -> dict[str, Any]:
-    """Devices, with memory in MiB, of the build in `library_dir` with the plugin loaded.
+def devices_of(library_dir: Path, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Devices, with memory in MiB, of the build in `library_dir` with the plugin loaded under `environment`.
 
-    Keys: "ggml_version", "devices" (a list), "has_gpu", "refusal" (None, or why the plugin was not loaded).
+    Keys: "ggml_version", "devices" (a list), "has_gpu", "refusal" (None, or why the plugin was not loaded), "reason"
+    (the code of that in the plugin's table).
     Raises BackendError if the build itself cannot be loaded.
     """
     command = [sys.executable, "-m", "ggml_moecache._probe", str(library_dir)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
         raise BackendError(f"the llama.cpp build in {library_dir} cannot be used: {last}")
@@ -38,13 +39,19 @@ def _probe(library_dir: Path) -> dict[str, Any]:
     registry = Registry()
     registry.load_stock_backends(library_dir)
     has_gpu = any(device["is_gpu"] for device in registry.devices())
-    refusal = None
+    refusal, reason = None, "none"
     try:
         registry.load_plugin()
     except BackendError as error:
-        refusal = str(error)
+        refusal, reason = str(error), error.reason
     devices = list(registry.devices())
-    return {"ggml_version": registry.version, "devices": devices, "has_gpu": has_gpu, "refusal": refusal}
+    return {
+        "ggml_version": registry.version,
+        "devices": devices,
+        "has_gpu": has_gpu,
+        "refusal": refusal,
+        "reason": reason,
+    }
 
 
 def main() -> None:

@@ -25,4 +25,8 @@ class MissingDependencyError(MoeCacheError, ImportError):
 
 
 class BackendError(MoeCacheError):
-    pass
+    """`reason` is the code of the plugin's table when it was the plugin that refused, else "none"."""
+
+    def __init__(self, message: str, reason: str = "none") -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -112,13 +112,12 @@ def load_model(
     module = import_llama_cpp()
     registry = _plugin.Registry()
     registry.load_stock_backends(llama_library_dir() or Path(str(module.__file__)).parent / "lib")
-    registry.load_plugin()
+    registry.load_plugin(GGML_MOECACHE_CAPACITY=setting)
     address = registry.device(device)
     if address is None or not device.startswith("MoECache"):
         names = [d["name"] for d in registry.devices() if d["name"].startswith("MoECache")]
-        found = ", ".join(names) if names else "none (no supported GPU, and GGML_MOECACHE_STANDIN is 0)"
+        found = ", ".join(names)
         raise BackendError(f"The 'device' parameter of load_model must be one of: {found}. Got {device!r} instead.")
-    _plugin.config_set("GGML_MOECACHE_CAPACITY", setting)
     arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
     try:
         return _construct(module.Llama, address, file.path, arguments)

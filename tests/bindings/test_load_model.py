@@ -13,7 +13,7 @@ import llama_cpp.llama_cpp as low_level
 import pytest
 
 import ggml_moecache
-from ggml_moecache import errors
+from ggml_moecache import _paths, _probe, errors
 from tests.bindings.gguf_files import write_moe
 
 PROMPT = "SQLite is a library that"
@@ -156,18 +156,26 @@ def test_folder_without_libraries(tmp_path):
 
 
 def test_standin_refused():
-    """A user who says GGML_MOECACHE_STANDIN=0 on a machine without a GPU gets no device, and is told so."""
+    """A user who says GGML_MOECACHE_STANDIN=0 on a machine without a GPU gets no device, and is told so, each time."""
+    if _probe.devices_of(_paths.llama_library_dir())["has_gpu"]:
+        pytest.skip("this machine has a GPU, so no stand-in is asked for")
     code = (
         "import ggml_moecache\n"
-        "from ggml_moecache import _probe, _paths\n"
-        "has_gpu = _probe.devices_of(_paths.llama_library_dir())['has_gpu']\n"
-        "if has_gpu: raise SystemExit('gpu')\n"
-        "ggml_moecache.load_model(verbose=False)\n"
+        "for attempt in range(2):\n"
+        "    try: ggml_moecache.load_model(verbose=False)\n"
+        "    except ggml_moecache.errors.BackendError as error: print(error)\n"
     )
-    result = run_python(code, GGML_MOECACHE_STANDIN="0")
-    expected = "gpu" if "gpu" in result.stderr.splitlines()[-1:] else "GGML_MOECACHE_STANDIN is 0"
-    assert expected in result.stderr
-    assert result.returncode == 1
+    lines = run_python(code, GGML_MOECACHE_STANDIN="0").stdout.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("the plugin was not loaded: no_gpu: ") for line in lines)
+
+
+def test_bad_setting_of_the_environment():
+    """A nonsense capacity in the environment does not matter, load_model sets its own; a nonsense size does."""
+    code = "import ggml_moecache; ggml_moecache.load_model(verbose=False); print('loaded')"
+    assert run_python(code, GGML_MOECACHE_CAPACITY="x").stdout == "loaded\n"
+    result = run_python(code, GGML_MOECACHE_DEVICE_MIB="x")
+    assert "BackendError: the plugin was not loaded: bad_config: GGML_MOECACHE_DEVICE_MIB must" in result.stderr
 
 
 def test_other_ggml_version(monkeypatch):

@@ -23,6 +23,8 @@ def machine(**changes):
         "ggml_version": "0.25.3",
         "llama_ggml_version": "0.25.3",
         "refusal": None,
+        "reason": "none",
+        "settings": {},
         "has_gpu": False,
         "devices": [{"name": "MoECache0", "free_mib": 16}],
         "host_memory_mib": {"total": 1000, "available": 900},
@@ -35,26 +37,22 @@ def model(experts_bytes: int, weights_bytes: int):
 
 
 MIB = 1 << 20
+ALL = {"GGML_MOECACHE_CAPACITY": "all"}
 
 
 @pytest.mark.parametrize(
     ("where", "what", "state", "reason", "text"),
     [
-        (machine(), model(8 * MIB, 12 * MIB), "active", "none", "all fits: 12.0 MiB of weights in 16 MiB on MoECache0"),
-        (
-            machine(),
-            model(8 * MIB, 20 * MIB),
-            "active",
-            "no_room",
-            "all does not fit: 20.0 MiB of weights, 16 MiB free",
-        ),
+        (machine(), model(8 * MIB, 12 * MIB), "active", "none", "all fits: 12.0 MiB of weights, 16 MiB free"),
+        (machine(), model(8 * MIB, 20 * MIB), "active", "none", "all does not fit: 20.0 MiB of weights"),
+        (machine(settings=ALL), model(8 * MIB, 12 * MIB), "active", "none", "8.0 MiB of experts in host memory"),
+        (machine(settings=ALL), model(8 * MIB, 20 * MIB), "active", "no_room", "all does not fit"),
         (machine(), model(0, 12 * MIB), "inactive", "no_expert_tensors", "dense"),
         (machine(devices=[]), model(8, 8), "inactive", "no_gpu", "no MoECache device"),
         (machine(devices=[], has_gpu=True), model(8, 8), "inactive", "unsupported_gpu", "no MoECache device"),
-        (machine(refusal="r", llama_ggml_version="0.1.0"), model(8, 8), "inactive", "ggml_version", "r"),
-        (machine(refusal="none found", llama_ggml_version=None), model(8, 8), "inactive", "none", "none found"),
+        (machine(refusal="r", reason="ggml_version"), model(8, 8), "inactive", "ggml_version", "r"),
     ],
-    ids=["fits", "no-room", "dense", "no-gpu", "other-gpu", "version", "no-llama"],
+    ids=["fits", "too-large", "all", "no-room", "dense", "no-gpu", "other-gpu", "refused"],
 )
 def test_verdict(where, what, state, reason, text):
     verdict = doctor.judge(where, what)
@@ -109,6 +107,15 @@ def test_dense_model(tmp_path):
     result = run_doctor("-m", str(write_moe(tmp_path / "dense.gguf", dense=True)))
     assert result.returncode == 0
     assert "verdict            inactive: no_expert_tensors: the model is dense" in result.stdout
+
+
+def test_refusal_of_the_plugin(monkeypatch):
+    """The plugin's own line, with its code, whatever asked for it."""
+    monkeypatch.setenv("GGML_MOECACHE_DEVICE_MIB", "x")
+    report = json.loads(run_doctor("--json").stdout)
+    assert (report["verdict"]["state"], report["verdict"]["reason"]) == ("inactive", "bad_config")
+    assert "GGML_MOECACHE_DEVICE_MIB must be" in report["verdict"]["text"]
+    assert report["settings"] == {"GGML_MOECACHE_DEVICE_MIB": "x"}
 
 
 def test_missing_model():

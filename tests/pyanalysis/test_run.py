@@ -131,6 +131,13 @@ def test_no_programs(tmp_path):
     assert "no llama.cpp programs found" in result.stderr
 
 
+def test_refusal_of_the_plugin_comes_before_the_run():
+    result = moecache("run", "-p", "x", "-n", "1", GGML_MOECACHE_DEVICE_MIB="x")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("moecache: error: the plugin was not loaded: bad_config: GGML_MOECACHE_DEVICE_MIB must")
+
+
 def test_bad_llama_dir(tmp_path):
     result = moecache("run", "-p", "x", "-n", "1", MOECACHE_LLAMA_DIR=str(tmp_path))
     assert result.returncode == 2

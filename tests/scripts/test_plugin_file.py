@@ -10,6 +10,7 @@ import ggml_moecache
 
 # Entry points of the C API (include/ggml-moecache.h) and of GGML's loader.
 EXPORTS = {
+    "ggml_backend_score",
     "ggml_backend_init",
     "moecache_version",
     "moecache_ggml_version",
