@@ -6,8 +6,8 @@ namespace nb = nanobind;
 void bind_tables(nb::module_ & m);
 
 NB_MODULE(_native, m) {
-    m.doc() = "Tables and types of the C++ core; see ggml_moecache for the public names.";
-    m.attr("version") = MOECACHE_VERSION;
+    m.doc()                = "Tables and types of the C++ core; see ggml_moecache for the public names.";
+    m.attr("version")      = MOECACHE_VERSION;
     m.attr("ggml_version") = MOECACHE_GGML_VERSION;
     bind_tables(m);
 }

@@ -10,15 +10,15 @@
 namespace nb = nanobind;
 
 static std::vector<moecache::variable_info> variables() {
-    size_t n = 0;
+    size_t                          n     = 0;
     const moecache::variable_info * table = moecache::variable_table(n);
-    return {table, table + n};
+    return { table, table + n };
 }
 
 static std::vector<moecache::reason_info> reasons() {
-    size_t n = 0;
+    size_t                        n     = 0;
     const moecache::reason_info * table = moecache::reason_table(n);
-    return {table, table + n};
+    return { table, table + n };
 }
 
 void bind_tables(nb::module_ & m) {
