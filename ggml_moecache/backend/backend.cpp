@@ -18,6 +18,7 @@ struct backend_context {
     bool                            announced   = false; // the status line was written
     bool                            all_refused = false; // capacity `all`, but there was no room: not tried again
     bool                            failed      = false; // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
+    bool                            file_failed = false; // the status file could not be written: said once, not tried again
 };
 
 static backend_context * context_of(ggml_backend_t backend) {
@@ -31,11 +32,12 @@ static ggml_backend_t inner_of(ggml_backend_t backend) {
 // --- status -----------------------------------------------------------------------------------------------------------------------
 
 static void write_status_file(backend_context * context) {
-    if (context->settings.status_file.empty()) {
+    if (context->settings.status_file.empty() || context->file_failed) {
         return;
     }
     const std::string error = status_write(context->settings.status_file);
     if (!error.empty()) {
+        context->file_failed = true;
         context->status->add_fallback(reason::status_file);
         GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::status_file), error.c_str());
     }

@@ -1,0 +1,156 @@
+"""The plugin is loaded, or refused with one line, by stock programs and in any order (DESIGN 2b.10, 2b.14)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.environment import Build, process_environment
+from tests.models.tokenizer import embedded_model
+
+GGML_VERSION = b"0.25.3\0"
+
+
+def complete(
+    build: Build, environment: dict[str, str], *options: str, model: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Four tokens through stock llama-completion."""
+    command = [build.llama_bin / "llama-completion", "-m", model or embedded_model(), "-p", "SQLite is", "-n", "4"]
+    command += ["-no-cnv", "--temp", "0", *options]
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def our_lines(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Our log lines without llama.cpp's time and level."""
+    return [match[0] for match in re.finditer(r"moecache: .*", result.stderr)]
+
+
+def with_plugin(build: Build, capacity: str = "0", **extra: str) -> dict[str, str]:
+    return process_environment(build, capacity=capacity, extra={"GGML_BACKEND_PATH": str(build.plugin), **extra})
+
+
+def test_status_and_exit_line_and_file(build: Build, tmp_path: Path) -> None:
+    """One line when the cache is known, one at exit, the same figures in the file."""
+    status = tmp_path / "status.json"
+    result = complete(build, with_plugin(build, GGML_MOECACHE_STATUS=str(status)), "--device", "MoECache0")
+    assert result.returncode == 0, result.stderr
+    active, at_exit = our_lines(result)
+    assert active.startswith("moecache: active: 0 of 1024 experts (0 %) in 0.0 MiB on MoECache0 over ")
+    assert at_exit.startswith("moecache: exit: 0 hits, ")
+    report = json.loads(status.read_text())
+    (context,) = report["contexts"]
+    assert context["state"] == "active"
+    assert (context["n_experts"], context["n_layers"]) == (8 * 128, 8)
+    assert context["store_bytes"] == 8 * 128 * 3 * (256 * 32 // 32) * 18  # layers, experts, weights, blocks of Q4_0
+    assert context["n_misses"] == 8 * context["n_events"]  # top-8
+    assert f"{context['n_misses']} misses" in at_exit
+
+
+def test_another_ggml_version_is_refused_and_the_program_goes_on(build: Build, tmp_path: Path) -> None:
+    """The version that the library was compiled for is a string in it; another one there is another library."""
+    contents = build.plugin.read_bytes()
+    assert GGML_VERSION in contents
+    other = tmp_path / "libggml-moecache.so"
+    other.write_bytes(contents.replace(GGML_VERSION, b"0.24.9\0"))
+    environment = with_plugin(build) | {"GGML_BACKEND_PATH": str(other)}
+    result = complete(build, environment)
+    assert result.returncode == 0, result.stderr
+    (line,) = our_lines(result)
+    assert line.startswith("moecache: inactive: ggml_version: the program uses ggml 0.25.3, ")
+    assert "compiled for ggml 0.24.9" in line
+
+
+def test_without_gpu_and_stand_in_nothing_is_registered(build: Build) -> None:
+    """One line with the reason; the program goes on."""
+    result = complete(build, with_plugin(build, GGML_MOECACHE_STANDIN="0", CUDA_VISIBLE_DEVICES="-1"))
+    assert result.returncode == 0, result.stderr
+    (line,) = our_lines(result)
+    assert line.startswith("moecache: inactive: no_gpu: ")
+
+
+@pytest.mark.parametrize("program", ["llama-completion", "llama-bench"])
+def test_nonsense_capacity_ends_the_program(build: Build, program: str) -> None:
+    """One line that names variable, rule and value; the device does not exist then."""
+    command = [build.llama_bin / program, "-m", embedded_model(), "--device", "MoECache0", "-n", "4"]
+    environment = with_plugin(build, "120%")
+    result = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode != 0
+    (line,) = our_lines(result)
+    assert "GGML_MOECACHE_CAPACITY must be 0 or all. Got '120%' instead." in line
+
+
+def test_a_library_that_was_never_used_says_so(build: Build) -> None:
+    """Loaded, but the model ran elsewhere: nobody should believe in a cache then."""
+    result = complete(build, with_plugin(build), "--device", "none")
+    assert result.returncode == 0, result.stderr
+    assert [line.split(" ")[1:3] for line in our_lines(result)] == [["inactive:", "never_used:"]]
+
+
+def test_an_unwritable_status_file_is_one_error_and_the_model_runs(build: Build) -> None:
+    environment = with_plugin(build, GGML_MOECACHE_STATUS="/nonexistent-folder/status.json")
+    result = complete(build, environment, "--device", "MoECache0")
+    assert result.returncode == 0, result.stderr
+    errors = [line for line in our_lines(result) if "status_file" in line]
+    assert errors == ["moecache: status_file: cannot write /nonexistent-folder/status.json: No such file or directory"]
+
+
+def test_no_room_for_all(build: Build, tmp_path: Path) -> None:
+    """Too small a device: one reason, the model runs on; under MOECACHE_REQUIRE=1 the computation ends."""
+    status = tmp_path / "status.json"
+    options = ("--device", "MoECache0", "-fitt", "1", "-c", "512", "-b", "64", "-ub", "64")
+    settings = {"GGML_MOECACHE_DEVICE_MIB": "8", "GGML_MOECACHE_STATUS": str(status)}
+    result = complete(build, with_plugin(build, "all", MOECACHE_REQUIRE="0", **settings), *options)
+    assert result.returncode == 0, result.stderr
+    assert our_lines(result)[0].startswith("moecache: inactive: no_room: 13.5 MiB of experts do not fit on MoECache0 (")
+    (context,) = json.loads(status.read_text())["contexts"]
+    assert (context["state"], context["reason"], context["fallbacks"]) == ("inactive", "no_room", ["no_room"])
+    assert context["n_hits"] == 0
+    assert context["n_misses"] > 0
+    required = complete(build, with_plugin(build, "all", MOECACHE_REQUIRE="1", **settings), *options)
+    assert required.returncode != 0
+    assert any(line.startswith("moecache: MOECACHE_REQUIRE=1: no_room: ") for line in our_lines(required))
+
+
+LOADED_FIRST = """
+import ctypes, sys
+folder, plugin = sys.argv[1:]
+ggml = ctypes.CDLL(folder + "/libggml.so.0")
+ggml.ggml_backend_load.restype = ctypes.c_void_p
+ggml.ggml_backend_dev_by_name.restype = ctypes.c_void_p
+first = ggml.ggml_backend_load(plugin.encode())
+ggml.ggml_backend_load_all_from_path(folder.encode())
+second = ggml.ggml_backend_load(plugin.encode())
+third = ggml.ggml_backend_load(plugin.encode())
+found = ggml.ggml_backend_dev_by_name(b"MoECache0")
+print(bool(first), bool(second), second == third, bool(found))
+"""
+
+
+def test_loaded_before_any_device_it_can_be_loaded_again(build: Build) -> None:
+    """GGML enumerates a registry once: an empty one would hide the devices for ever."""
+    result = subprocess.run(
+        [sys.executable, "-c", LOADED_FIRST, str(build.llama_bin), str(build.plugin)],
+        env=process_environment(build, capacity="0"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.stdout.split() == ["False", "True", "True", "True"], result.stderr
+    assert result.stderr.count("inactive: no_gpu") == 1
+
+
+def test_the_library_needs_only_the_loaded_ggml(build: Build) -> None:
+    """Loading it alone fails on a missing library, not on a path of the machine it was built on."""
+    with pytest.raises(OSError, match=r"libggml(-base)?\.so\.0|undefined symbol"):
+        ctypes.CDLL(str(build.plugin))
