@@ -41,6 +41,8 @@ def process_environment(build: Build, *, capacity: str | None, extra: dict[str, 
         if not key.startswith(("GGML_MOECACHE_", "MOECACHE_REQUIRE", "GGML_BACKEND_PATH", "LLAMA_ARG_"))
     }
     environment["LLAMA_CPP_LIB_PATH"] = str(build.llama_bin)
+    # Threads that spin at barriers make a tiny model ten times slower on a busy machine of few cores.
+    environment["OMP_WAIT_POLICY"] = "passive"
     if capacity is not None:
         environment["GGML_MOECACHE_STANDIN"] = "1"
         environment["GGML_MOECACHE_CAPACITY"] = capacity

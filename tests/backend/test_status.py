@@ -1,0 +1,103 @@
+"""The status file tells what was computed where; the figures are worked out from the plan and the model's geometry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.harness.environment import Build
+from tests.harness.plan import ModelOptions, Plan
+from tests.harness.runner import Result, run_moecache
+from tests.harness.scenarios import prefill_and_decode
+from tests.models.families.grovemoe import EXPERTS_PER_GROUP
+from tests.models.families.table import FAMILIES, MOE_FAMILIES, Family
+from tests.models.generate import model_path
+
+# 7 + 2 tokens in one context, 40 + 2 in another, all with logits, so that no layer drops rows.
+PLAN_TOKENS = (9, 42)
+PLAN_GRAPHS = (3, 3)
+
+
+def _run(build: Build, family: str, capacity: str) -> Result:
+    scenarios = (prefill_and_decode(7), prefill_and_decode(40))
+    return run_moecache(build, Plan(ModelOptions(str(model_path(family, "Q4_0"))), scenarios), capacity=capacity)
+
+
+def _contexts(result: Result) -> list[dict[str, Any]]:
+    """The contexts that computed something, in order of creation."""
+    assert result.status is not None
+    return [context for context in result.status["contexts"] if context["state"] != "idle"]
+
+
+def _rows_per_token(family: Family) -> int:
+    """(expert, token) products per token: top_k in each MoE layer and expert family."""
+    geometry = family.geometry
+    per_layer = geometry.top_k
+    if family.n_expert_family == 2:
+        per_layer += min(geometry.top_k, geometry.n_expert // EXPERTS_PER_GROUP)
+    return per_layer * (geometry.n_layer - geometry.n_dense_lead)
+
+
+@pytest.mark.parametrize("capacity", ["0", "all"])
+@pytest.mark.parametrize("name", MOE_FAMILIES)
+def test_counts(build: Build, name: str, capacity: str) -> None:
+    """Every row of every token once, on the CPU at capacity 0 and on the device at "all"."""
+    family = FAMILIES[name]
+    n_layer = family.geometry.n_layer - family.geometry.n_dense_lead
+    result = _run(build, name, capacity)
+    contexts = _contexts(result)
+    assert len(contexts) == len(PLAN_TOKENS)
+    for context, n_token, n_graph in zip(contexts, PLAN_TOKENS, PLAN_GRAPHS, strict=True):
+        n_row = n_token * _rows_per_token(family)
+        assert context["state"] == "active"
+        assert context["reason"] == "none"
+        assert context["fallbacks"] == []
+        assert context["device"] == "MoECache0"
+        assert context["capacity"] == capacity
+        assert context["n_layers"] == n_layer
+        assert context["n_layers_elsewhere"] == 0
+        assert context["n_experts"] == family.n_expert_total
+        assert context["n_resident"] == (family.n_expert_total if capacity == "all" else 0)
+        assert context["n_graphs"] == n_graph
+        assert context["n_warmup_graphs"] == 0
+        assert context["n_events"] == n_token * n_layer * family.n_expert_family
+        assert context["n_hits"] == (n_row if capacity == "all" else 0)
+        assert context["n_misses"] == (0 if capacity == "all" else n_row)
+        assert context["closed"] is True
+
+
+@pytest.mark.parametrize("capacity", ["0", "all"])
+def test_bytes(build: Build, capacity: str) -> None:
+    """mixtral in Q4_0: 2 layers x 3 tensors x 8 experts of 256 x 256 weights, 18 bytes per 32 weights."""
+    context = _contexts(_run(build, "mixtral", capacity))[0]
+    expert_bytes = 2 * 3 * 8 * 256 * 256 * 18 // 32
+    assert expert_bytes <= context["store_bytes"] < expert_bytes + 4096
+    if capacity == "0":
+        assert context["resident_bytes"] == 0
+    else:
+        # Padding behind each tensor's last expert is allowed, a page per tensor.
+        assert expert_bytes <= context["resident_bytes"] < expert_bytes + 6 * 4096
+
+
+@pytest.mark.parametrize("capacity", ["0", "all"])
+def test_lines(build: Build, capacity: str) -> None:
+    """One status line per context that computes, one exit line each."""
+    log = _run(build, "mixtral", capacity).log
+    share = "16 of 16 experts (100 %)" if capacity == "all" else "0 of 16 experts (0 %)"
+    status = [line for line in log.splitlines() if "moecache: active: " in line]
+    assert len(status) == len(PLAN_TOKENS)
+    assert all(f"moecache: active: {share} in " in line and " on MoECache0 " in line for line in status)
+    exits = [line for line in log.splitlines() if "moecache: exit: " in line]
+    assert len(exits) == len(PLAN_TOKENS)
+
+
+@pytest.mark.parametrize("capacity", ["0", "all"])
+def test_dense_model(build: Build, capacity: str) -> None:
+    """A model without experts is computed all the same and says why nothing is cached."""
+    result = _run(build, "dense", capacity)
+    contexts = _contexts(result)
+    assert [context["state"] for context in contexts] == ["inactive", "inactive"]
+    assert {context["reason"] for context in contexts} == {"no_expert_tensors"}
+    assert "moecache: inactive: no_expert_tensors: " in result.log
+    assert "moecache: active" not in result.log
