@@ -1,5 +1,6 @@
-// The C++ tests' own harness: TEST(name) { ... } registers a test, CHECK and CHECK_EQ record failures with file, line and values, and
-// main() runs everything and prints one line per failure. A test file is one executable; ctest runs them.
+// The C++ tests' own harness: TEST(name) { ... } registers a test, CHECK and CHECK_EQ record failures with file, line
+// and values, and main() runs everything and prints one line per failure. A test file is one executable; ctest runs
+// them.
 #pragma once
 
 #include <cstdio>
@@ -34,13 +35,15 @@ inline void fail(const char * file, int line, const std::string & what) {
     n_failures()++;
 }
 
-template <typename A, typename B> std::string values(const A & a, const B & b) {
+template <typename A, typename B>
+std::string values(const A & a, const B & b) {
     std::ostringstream text;
     text << "got " << a << ", expected " << b;
     return text.str();
 }
 
-template <typename A, typename B> void equal(const char * file, int line, const char * what, const A & a, const B & b) {
+template <typename A, typename B>
+void equal(const char * file, int line, const char * what, const A & a, const B & b) {
     if (!(a == b)) {
         fail(file, line, std::string(what) + ": " + values(a, b));
     }
@@ -48,16 +51,16 @@ template <typename A, typename B> void equal(const char * file, int line, const 
 
 } // namespace check
 
-#define TEST(name)                                                                  \
-    static void                name();                                              \
-    static check::registration name##_registration(#name, name);                    \
+#define TEST(name)                                                                                                     \
+    static void                name();                                                                                 \
+    static check::registration name##_registration(#name, name);                                                       \
     static void                name()
 
-#define CHECK(condition)                                                            \
-    do {                                                                            \
-        if (!(condition)) {                                                         \
-            check::fail(__FILE__, __LINE__, "not true: " #condition);               \
-        }                                                                           \
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            check::fail(__FILE__, __LINE__, "not true: " #condition);                                                  \
+        }                                                                                                              \
     } while (false)
 
 #define CHECK_EQ(actual, expected) check::equal(__FILE__, __LINE__, #actual, actual, expected)

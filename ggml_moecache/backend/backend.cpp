@@ -10,15 +10,15 @@
 namespace moecache {
 
 struct backend_context {
-    ggml_backend_dev_t              dev = nullptr;
+    ggml_backend_dev_t              dev   = nullptr;
     ggml_backend_t                  inner = nullptr;
     config                          settings;
     std::shared_ptr<context_status> status;
     std::unique_ptr<moe_op>         moe;
     bool                            announced   = false; // the status line was written
     bool                            all_refused = false; // capacity `all`, but there was no room: not tried again
-    bool                            failed      = false; // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
-    bool                            file_failed = false; // the status file could not be written: said once, not tried again
+    bool                            failed = false; // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
+    bool file_failed                       = false; // the status file could not be written: said once, not tried again
 };
 
 static backend_context * context_of(ggml_backend_t backend) {
@@ -51,13 +51,14 @@ static void announce(backend_context * context, const context_facts & facts) {
     write_status_file(context);
 }
 
-// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation must end.
+// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation
+// must end.
 static bool fall_back(backend_context * context, reason why, const std::string & detail) {
     context->status->add_fallback(why);
     if (context->settings.require) {
         context->failed = true;
-        GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
-                       reason_text(why));
+        GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(),
+                       detail.empty() ? "" : " - ", reason_text(why));
         return false;
     }
     return true;
@@ -82,8 +83,8 @@ static context_facts current_facts(backend_context * context, const ggml_cgraph 
 // --- capacity `all` -----------------------------------------------------------------------------------------------------------------
 
 static bool inner_can_multiply(backend_context * context, const ggml_cgraph * graph, const expert_op & op) {
-    const ggml_tensor * node = graph->nodes[op.node];
-    ggml_tensor         copy = *node;
+    const ggml_tensor * node   = graph->nodes[op.node];
+    ggml_tensor         copy   = *node;
     ggml_tensor         weight = *node->src[0];
     weight.buffer              = nullptr; // as if it were anywhere
     copy.src[0]                = &weight;
@@ -115,8 +116,8 @@ static bool make_resident(backend_context * context, const graph_plan & plan, co
         size_t total         = 0;
         ggml_backend_dev_memory(context->dev, &free, &total);
         char detail[160];
-        snprintf(detail, sizeof(detail), "%.1f MiB of experts do not fit on %s (%.1f of %.1f MiB free)", wanted_bytes / 1048576.0,
-                 device_get(context->dev)->name.c_str(), free / 1048576.0, total / 1048576.0);
+        snprintf(detail, sizeof(detail), "%.1f MiB of experts do not fit on %s (%.1f of %.1f MiB free)",
+                 wanted_bytes / 1048576.0, device_get(context->dev)->name.c_str(), free / 1048576.0, total / 1048576.0);
         context_facts facts = current_facts(context, graph);
         facts.state         = context_state::inactive;
         facts.why           = reason::no_room;
@@ -190,7 +191,8 @@ static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
             return nullptr;
         }
         plan = context->moe->plan(graph);
-        if (plan != nullptr && context->announced && context->moe->residents.bytes() != before && !context->all_refused) {
+        if (plan != nullptr && context->announced && context->moe->residents.bytes() != before &&
+            !context->all_refused) {
             context_facts facts  = context->status->facts(); // more layers or an adapter: no second line, but the truth
             facts.n_resident     = std::max(facts.n_resident, count_resident(*plan));
             facts.resident_bytes = context->moe->residents.bytes();
@@ -249,8 +251,10 @@ static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
 }
 
-// The inner backend's asynchronous copies insist on its own buffer type. A tensor elsewhere (host memory) is copied at once.
-static void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+// The inner backend's asynchronous copies insist on its own buffer type. A tensor elsewhere (host memory) is copied at
+// once.
+static void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset,
+                                     size_t size) {
     ggml_backend_t inner = inner_of(backend);
     if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
         ggml_backend_synchronize(inner);
@@ -261,7 +265,8 @@ static void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tenso
     inner->iface.set_tensor_async(inner, &view.tensor, data, offset, size);
 }
 
-static void backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+static void backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset,
+                                     size_t size) {
     ggml_backend_t inner = inner_of(backend);
     if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
         ggml_backend_synchronize(inner);
@@ -272,8 +277,8 @@ static void backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor *
     inner->iface.get_tensor_async(inner, &view.tensor, data, offset, size);
 }
 
-static void backend_set_tensor_2d_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
-                                        size_t n_copies, size_t stride_tensor, size_t stride_data) {
+static void backend_set_tensor_2d_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset,
+                                        size_t size, size_t n_copies, size_t stride_tensor, size_t stride_data) {
     ggml_backend_t inner = inner_of(backend);
     if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
         ggml_backend_synchronize(inner);
@@ -284,8 +289,8 @@ static void backend_set_tensor_2d_async(ggml_backend_t backend, ggml_tensor * te
     inner->iface.set_tensor_2d_async(inner, &view.tensor, data, offset, size, n_copies, stride_tensor, stride_data);
 }
 
-static void backend_get_tensor_2d_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
-                                        size_t n_copies, size_t stride_tensor, size_t stride_data) {
+static void backend_get_tensor_2d_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset,
+                                        size_t size, size_t n_copies, size_t stride_tensor, size_t stride_data) {
     ggml_backend_t inner = inner_of(backend);
     if (!buffer_type_is_default(buffer_of(tensor)->buft)) {
         ggml_backend_synchronize(inner);
@@ -297,10 +302,12 @@ static void backend_get_tensor_2d_async(ggml_backend_t backend, const ggml_tenso
 }
 
 // Between two GPUs. The inner backends know each other, not us.
-static bool backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst, const ggml_tensor * src, ggml_tensor * dst) {
+static bool backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst, const ggml_tensor * src,
+                                     ggml_tensor * dst) {
     ggml_backend_t inner_src = backend_is_ours(backend_src) ? inner_of(backend_src) : backend_src;
     ggml_backend_t inner_dst = backend_is_ours(backend_dst) ? inner_of(backend_dst) : backend_dst;
-    return inner_dst->iface.cpy_tensor_async != nullptr && inner_dst->iface.cpy_tensor_async(inner_src, inner_dst, src, dst);
+    return inner_dst->iface.cpy_tensor_async != nullptr &&
+           inner_dst->iface.cpy_tensor_async(inner_src, inner_dst, src, dst);
 }
 
 static void backend_synchronize(ggml_backend_t backend) {
@@ -315,12 +322,14 @@ static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t even
     inner_of(backend)->iface.event_wait(inner_of(backend), event);
 }
 
-static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
+                                   ggml_backend_graph_optimize_params * params) {
     inner_of(backend)->iface.graph_optimize(inner_of(backend), graph, params);
 }
 
 static ggml_guid_t backend_guid() {
-    static ggml_guid guid = { 0x6d, 0x6f, 0x65, 0x63, 0x61, 0x63, 0x68, 0x65, 0x1e, 0x52, 0x9b, 0x40, 0xa7, 0x33, 0xc8, 0x01 };
+    static ggml_guid guid = { 0x6d, 0x6f, 0x65, 0x63, 0x61, 0x63, 0x68, 0x65,
+                              0x1e, 0x52, 0x9b, 0x40, 0xa7, 0x33, 0xc8, 0x01 };
     return &guid;
 }
 
@@ -366,17 +375,19 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
     context->settings         = config_read();
     context->moe              = std::make_unique<moe_op>(dev, inner);
     context_facts facts;
-    facts.device   = device->name;
-    facts.inner    = std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
-    facts.capacity = context->settings.capacity;
+    facts.device = device->name;
+    facts.inner =
+        std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
+    facts.capacity  = context->settings.capacity;
     context->status = context_status::create(facts);
-    return new ggml_backend{ backend_guid(), backend_table(inner->iface), dev, context };
+    return new ggml_backend { backend_guid(), backend_table(inner->iface), dev, context };
 }
 
 // --- what the registry exports ------------------------------------------------------------------------------------------------------
 
 static void * inner_function(ggml_backend_t backend, const char * name) {
-    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_get(context_of(backend)->dev)->inner), name);
+    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device_get(context_of(backend)->dev)->inner),
+                                             name);
 }
 
 void backend_set_n_threads(ggml_backend_t backend, int n_threads) {

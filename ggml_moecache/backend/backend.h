@@ -1,5 +1,5 @@
-// The backend (stream) of a MoECache device: one per llama context and device. It forwards everything to a backend of the inner
-// device but graph_compute, which runs MoE blocks by moe-op.h.
+// The backend (stream) of a MoECache device: one per llama context and device. It forwards everything to a backend of
+// the inner device but graph_compute, which runs MoE blocks by moe-op.h.
 #pragma once
 
 #include "backend/device.h"

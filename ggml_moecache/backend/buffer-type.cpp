@@ -1,5 +1,6 @@
 #include "backend/buffer-type.h"
 
+#include "backend/resident.h"
 #include "core/config.h"
 #include "core/reasons.h"
 
@@ -19,7 +20,8 @@ static const char * default_get_name(ggml_backend_buffer_type_t type) {
     return device_of(type)->name.c_str();
 }
 
-// Only the stand-in's buffers: a GPU's driver knows what is used, and GGML recognises CUDA buffers by their free function.
+// Only the stand-in's buffers: a GPU's driver knows what is used, and GGML recognises CUDA buffers by their free
+// function.
 static void standin_free_buffer(ggml_backend_buffer_t buffer) {
     device_context * device = device_of(buffer->buft);
     device->standin_used_bytes -= buffer->size;
@@ -30,8 +32,8 @@ static ggml_backend_buffer_t default_alloc_buffer(ggml_backend_buffer_type_t typ
     device_context * device    = device_of(type);
     const uint64_t   allowance = device_allowance_bytes(device);
     if (size > allowance) {
-        GGML_LOG_ERROR("moecache: %s: cannot allocate %.1f MiB: GGML_MOECACHE_DEVICE_MIB leaves %.1f MiB\n", device->name.c_str(),
-                       size / 1048576.0, allowance / 1048576.0);
+        GGML_LOG_ERROR("moecache: %s: cannot allocate %.1f MiB: GGML_MOECACHE_DEVICE_MIB leaves %.1f MiB\n",
+                       device->name.c_str(), size / 1048576.0, allowance / 1048576.0);
         return nullptr;
     }
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(inner_type(type), size);
@@ -40,8 +42,8 @@ static ggml_backend_buffer_t default_alloc_buffer(ggml_backend_buffer_type_t typ
     }
     buffer->buft = type;
     if (device->standin && buffer->iface.free_buffer != nullptr) {
-        device->standin_free        = buffer->iface.free_buffer; // the same function for every CPU buffer
-        buffer->iface.free_buffer   = standin_free_buffer;
+        device->standin_free      = buffer->iface.free_buffer; // the same function for every CPU buffer
+        buffer->iface.free_buffer = standin_free_buffer;
         device->standin_used_bytes += buffer->size;
     }
     return buffer;
@@ -71,8 +73,8 @@ struct store_buffer {
     bool                  pinned = false;
 };
 
-// Pieces of this size are pinned one by one, so that a driver that pins only a part of the memory still helps. A tensor that is
-// larger gets a piece of its own.
+// Pieces of this size are pinned one by one, so that a driver that pins only a part of the memory still helps. A tensor
+// that is larger gets a piece of its own.
 static const size_t store_piece_bytes = size_t(2) << 30;
 
 static ggml_backend_buffer_t host_of(ggml_backend_buffer_t buffer) {
@@ -82,6 +84,7 @@ static ggml_backend_buffer_t host_of(ggml_backend_buffer_t buffer) {
 static void store_free_buffer(ggml_backend_buffer_t buffer) {
     device_context * device = device_of(buffer->buft);
     store_buffer *   store  = static_cast<store_buffer *>(buffer->context);
+    residents_store_freed(ggml_backend_buffer_get_base(store->host), buffer->size);
     device->store_bytes -= buffer->size;
     device->store_pinned_bytes -= store->pinned ? buffer->size : 0;
     ggml_backend_buffer_free(store->host);
@@ -92,15 +95,18 @@ static void * store_get_base(ggml_backend_buffer_t buffer) {
     return ggml_backend_buffer_get_base(host_of(buffer));
 }
 
-static void store_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+static void store_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset,
+                                size_t size) {
     host_of(buffer)->iface.memset_tensor(host_of(buffer), tensor, value, offset, size);
 }
 
-static void store_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+static void store_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
+                             size_t size) {
     host_of(buffer)->iface.set_tensor(host_of(buffer), tensor, data, offset, size);
 }
 
-static void store_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+static void store_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
+                             size_t size) {
     host_of(buffer)->iface.get_tensor(host_of(buffer), tensor, data, offset, size);
 }
 
@@ -132,7 +138,8 @@ static ggml_backend_buffer_t store_alloc_buffer(ggml_backend_buffer_type_t type,
     };
     device_context *           device = device_of(type);
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device->inner);
-    ggml_backend_buffer_t      host   = ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), size);
+    ggml_backend_buffer_t      host =
+        ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), size);
     if (host == nullptr) {
         return nullptr;
     }
@@ -141,8 +148,8 @@ static ggml_backend_buffer_t store_alloc_buffer(ggml_backend_buffer_type_t type,
     store->host          = host;
     store->pinned        = pinned != nullptr && host->buft == pinned;
     if (pinned != nullptr && !store->pinned && config_read().require) {
-        GGML_LOG_ERROR("moecache: %s: MOECACHE_REQUIRE=1: %s: %s\n", device->name.c_str(), reason_name(reason::not_pinned),
-                       reason_text(reason::not_pinned));
+        GGML_LOG_ERROR("moecache: %s: MOECACHE_REQUIRE=1: %s: %s\n", device->name.c_str(),
+                       reason_name(reason::not_pinned), reason_text(reason::not_pinned));
         ggml_backend_buffer_free(host);
         delete store;
         return nullptr;
@@ -207,8 +214,7 @@ bool buffer_type_is_ours(ggml_backend_buffer_type_t type) {
 }
 
 inner_view::inner_view(const ggml_tensor * source) :
-    tensor(*source),
-    buffer(source->view_src != nullptr ? *source->view_src->buffer : *source->buffer) {
+    tensor(*source), buffer(source->view_src != nullptr ? *source->view_src->buffer : *source->buffer) {
     buffer.buft     = inner_type(buffer.buft);
     tensor.buffer   = &buffer;
     tensor.view_src = nullptr; // `data` is absolute

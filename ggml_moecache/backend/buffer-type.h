@@ -1,9 +1,12 @@
 // The two buffer types of a MoECache device.
 //
-// default  Wraps the inner device's default type. Its buffers ARE the inner device's, only tagged with this type: llama.cpp books
-//          memory by buffer type and device (--fit, the memory breakdown), and the inner backend's own code works on its buffers as
-//          ever. Where that code compares types, inner_view() below gives it a tensor with the inner type.
-// store    Host memory for expert weights, pinned when the driver lets us: the canonical copies, never released or written while
+// default  Wraps the inner device's default type. Its buffers ARE the inner device's, only tagged with this type:
+// llama.cpp books
+//          memory by buffer type and device (--fit, the memory breakdown), and the inner backend's own code works on
+//          its buffers as ever. Where that code compares types, inner_view() below gives it a tensor with the inner
+//          type.
+// store    Host memory for expert weights, pinned when the driver lets us: the canonical copies, never released or
+// written while
 //          the model lives. is_host, so that the loader reads into it directly and the CPU can compute on it.
 #pragma once
 
@@ -17,8 +20,8 @@ bool buffer_type_is_default(ggml_backend_buffer_type_t type); // of any MoECache
 bool buffer_type_is_store(ggml_backend_buffer_type_t type);
 bool buffer_type_is_ours(ggml_backend_buffer_type_t type);
 
-// A copy of a tensor of a default-type buffer as the inner backend expects it: data in a buffer of the inner type. Points into
-// itself, so it must stay where it is; lives for one call.
+// A copy of a tensor of a default-type buffer as the inner backend expects it: data in a buffer of the inner type.
+// Points into itself, so it must stay where it is; lives for one call.
 struct inner_view {
     ggml_tensor         tensor;
     ggml_backend_buffer buffer;

@@ -43,8 +43,8 @@ uint64_t device_allowance_bytes(device_context * device) {
     return cap > used ? cap - used : 0;
 }
 
-// Capacity `all` will copy every expert to the device, but only at the first graph. Until then llama.cpp must not give the memory
-// to anything else (--fit, the split of layers over devices).
+// Capacity `all` will copy every expert to the device, but only at the first graph. Until then llama.cpp must not give
+// the memory to anything else (--fit, the split of layers over devices).
 static uint64_t reserved_bytes(device_context * device) {
     if (config_get("GGML_MOECACHE_CAPACITY") != "all") {
         return 0;
@@ -73,8 +73,8 @@ static void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * to
         *total    = std::min<uint64_t>(*total, cap);
         available = std::min(available, cap > used ? cap - used : 0);
     }
-    // What cannot fit is refused at the first graph; reserving for it would only drive layers off the device (--fit). Never 0:
-    // llama.cpp divides the layers by the sum of what is free and fails to load the model when that is 0.
+    // What cannot fit is refused at the first graph; reserving for it would only drive layers off the device (--fit).
+    // Never 0: llama.cpp divides the layers by the sum of what is free and fails to load the model when that is 0.
     const uint64_t reserved = reserved_bytes(device);
     *free                   = available > reserved ? available - reserved : available;
 }
@@ -86,12 +86,14 @@ static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
 }
 
 static bool is_view_op(enum ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
+    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
 }
 
 // The loader asks with a dummy operation whose weight sits in an empty buffer of no usage yet.
 static bool is_loader_probe(const ggml_tensor * weight) {
-    return weight->buffer != nullptr && weight->buffer->size == 0 && weight->buffer->usage == GGML_BACKEND_BUFFER_USAGE_ANY;
+    return weight->buffer != nullptr && weight->buffer->size == 0 &&
+           weight->buffer->usage == GGML_BACKEND_BUFFER_USAGE_ANY;
 }
 
 static void remember_probe(device_context * device, const ggml_tensor * weight) {
@@ -113,9 +115,10 @@ static bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
             }
             return true; // the CPU computes it for every type that GGML has
         }
-        // Refused on the device's own type, so that the loader goes on to the store. Matrices of one expert (per-expert scales are
-        // asked for in this way too) are no expert tensors.
-        if (buffer != nullptr && buffer->buft == &device->default_type && is_loader_probe(weight) && weight->ne[2] > 1) {
+        // Refused on the device's own type, so that the loader goes on to the store. Matrices of one expert (per-expert
+        // scales are asked for in this way too) are no expert tensors.
+        if (buffer != nullptr && buffer->buft == &device->default_type && is_loader_probe(weight) &&
+            weight->ne[2] > 1) {
             return false;
         }
     }
@@ -140,8 +143,8 @@ static bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_typ
     if (type == &device->default_type || type == &device->store_type) {
         return true;
     }
-    // The inner device's own type is refused although its memory is the same: the scheduler would neither copy nor synchronize
-    // between the two backends. The stand-in refuses the CPU's types, or the CPU's layers would run on it.
+    // The inner device's own type is refused although its memory is the same: the scheduler would neither copy nor
+    // synchronize between the two backends. The stand-in refuses the CPU's types, or the CPU's layers would run on it.
     if (device->standin || type == ggml_backend_dev_buffer_type(device->inner) || buffer_type_is_ours(type)) {
         return false;
     }
@@ -217,7 +220,8 @@ ggml_backend_dev_t device_create(ggml_backend_reg_t reg, ggml_backend_dev_t inne
         /* .get_props            = */ device_get_props,
         /* .init_backend         = */ device_init_backend,
         /* .get_buffer_type      = */ device_get_buffer_type,
-        /* .get_host_buffer_type = */ inner->iface.get_host_buffer_type != nullptr ? device_get_host_buffer_type : nullptr,
+        /* .get_host_buffer_type = */ inner->iface.get_host_buffer_type != nullptr ? device_get_host_buffer_type :
+                                                                                      nullptr,
         /* .buffer_from_host_ptr = */ nullptr, // see device_get_props
         /* .supports_op          = */ device_supports_op,
         /* .supports_buft        = */ device_supports_buft,
@@ -229,10 +233,11 @@ ggml_backend_dev_t device_create(ggml_backend_reg_t reg, ggml_backend_dev_t inne
     device_context * device = new device_context;
     device->inner           = inner;
     device->name            = "MoECache" + std::to_string(index);
-    device->description     = std::string("expert cache over ") + ggml_backend_dev_description(inner) + (standin ? " (stand-in)" : "");
-    device->store_name      = device->name + "_Host";
-    device->standin         = standin;
-    ggml_backend_dev_t dev  = new ggml_backend_device{ iface, reg, device };
+    device->description =
+        std::string("expert cache over ") + ggml_backend_dev_description(inner) + (standin ? " (stand-in)" : "");
+    device->store_name     = device->name + "_Host";
+    device->standin        = standin;
+    ggml_backend_dev_t dev = new ggml_backend_device { iface, reg, device };
     buffer_types_init(device, dev);
     return dev;
 }

@@ -1,5 +1,5 @@
-// The device MoECache<i>: a proxy of one GPU ("inner"), or of the CPU as a stand-in, that offers one more buffer type, the store of
-// the experts, and claims the MoE operations on it. Everything else is the inner device's.
+// The device MoECache<i>: a proxy of one GPU ("inner"), or of the CPU as a stand-in, that offers one more buffer type,
+// the store of the experts, and claims the MoE operations on it. Everything else is the inner device's.
 //
 // Devices are made once, by the registry, and live as long as the process. Any thread may call the device.
 #pragma once
@@ -21,22 +21,23 @@ struct device_context {
     std::string        store_name;  // "MoECache0_Host"
     bool               standin = false;
 
-    ggml_backend_buffer_type   default_type = {}; // wrapper of the inner device's default type
-    ggml_backend_buffer_type   store_type   = {}; // host memory of the experts
+    ggml_backend_buffer_type   default_type   = {}; // wrapper of the inner device's default type
+    ggml_backend_buffer_type   store_type     = {}; // host memory of the experts
     ggml_backend_buffer_type_t extra_types[2] = { nullptr, nullptr };
 
-    std::atomic<uint64_t> store_bytes { 0 };        // canonical copies of experts, all models
+    std::atomic<uint64_t> store_bytes { 0 }; // canonical copies of experts, all models
     std::atomic<uint64_t> store_pinned_bytes { 0 };
     std::atomic<uint64_t> resident_bytes { 0 };     // device copies of experts, all contexts
     std::atomic<uint64_t> standin_used_bytes { 0 }; // default-type buffers of the stand-in, which cannot ask a driver
 
-    // Free memory of the inner device when the cap (GGML_MOECACHE_DEVICE_MIB) was first looked at: the cap counts what this process
-    // and others took since then. 0 = not looked at yet.
+    // Free memory of the inner device when the cap (GGML_MOECACHE_DEVICE_MIB) was first looked at: the cap counts what
+    // this process and others took since then. 0 = not looked at yet.
     std::atomic<uint64_t> uncapped_free_bytes { 0 };
 
-    // Expert weights that llama.cpp's loader asked about, by name, in bytes: what the capacity `all` will need before it exists.
-    std::mutex                         probed_mutex;
-    std::map<std::string, uint64_t>    probed;
+    // Expert weights that llama.cpp's loader asked about, by name, in bytes: what the capacity `all` will need before
+    // it exists.
+    std::mutex                      probed_mutex;
+    std::map<std::string, uint64_t> probed;
 
     void (*standin_free)(ggml_backend_buffer_t) = nullptr; // the CPU buffer's own free function
 };

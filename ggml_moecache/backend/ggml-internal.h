@@ -1,6 +1,6 @@
-// The one place that includes GGML's internal headers. They come from the llama.cpp this library is built against (CMakeLists.txt)
-// and are never copied; the sizes below are those of the tables that backend/ fills slot by slot, in declared order, so a ggml with
-// other tables does not compile silently.
+// The one place that includes GGML's internal headers. They come from the llama.cpp this library is built against
+// (CMakeLists.txt) and are never copied; the sizes below are those of the tables that backend/ fills slot by slot, in
+// declared order, so a ggml with other tables does not compile silently.
 #pragma once
 
 #include "ggml-backend-impl.h"

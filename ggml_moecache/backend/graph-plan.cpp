@@ -24,7 +24,8 @@ static bool in_store(const ggml_tensor * tensor, const device_context * device) 
 // --- build ----------------------------------------------------------------------------------------------------------------------
 
 // A row counts once, at the block's `down`: a cut block (eval callback) would otherwise count twice.
-static void count_block(const graph_plan & plan, const ggml_cgraph * graph, const moe_block & block, plan_counts & counts) {
+static void count_block(const graph_plan & plan, const ggml_cgraph * graph, const moe_block & block,
+                        plan_counts & counts) {
     for (const int index : block.ops) {
         const expert_op & op = plan.walk.ops[index];
         expert_name       name;
@@ -83,8 +84,8 @@ void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & res
 
 namespace {
 
-// Lays out the shadows of one plan. Host memory is used again once no block that began earlier goes on: the inner stream runs the
-// copies of a later block after those of an earlier one.
+// Lays out the shadows of one plan. Host memory is used again once no block that began earlier goes on: the inner
+// stream runs the copies of a later block after those of an earlier one.
 class shadow_layout {
 public:
     shadow_layout(graph_plan & plan, ggml_cgraph * graph, char * arena, const weight_mirror & mirror) :
@@ -107,9 +108,9 @@ private:
     char *                arena;
     const weight_mirror & mirror;
 
-    size_t                                               used_bytes = 0;
-    int                                                  busy_until = -1; // last node of the blocks that have begun
-    plan_segment *                                       current    = nullptr;
+    size_t                                                 used_bytes = 0;
+    int                                                    busy_until = -1; // last node of the blocks that have begun
+    plan_segment *                                         current    = nullptr;
     std::unordered_map<const ggml_tensor *, ggml_tensor *> shadow_of;
 };
 
@@ -140,7 +141,8 @@ ggml_tensor * shadow_layout::input(ggml_tensor * src) {
     const size_t  row_bytes = ggml_row_size(src->type, src->ne[0]);
     transfer.tensor         = src;
     transfer.size_bytes     = ggml_nbytes(src);
-    if (src->ne[1] > 1 && src->ne[2] == 1 && src->ne[3] == 1 && src->nb[1] > row_bytes && src->nb[0] == ggml_type_size(src->type)) {
+    if (src->ne[1] > 1 && src->ne[2] == 1 && src->ne[3] == 1 && src->nb[1] > row_bytes &&
+        src->nb[0] == ggml_type_size(src->type)) {
         transfer.size_bytes   = row_bytes;
         transfer.n_rows       = static_cast<size_t>(src->ne[1]);
         transfer.stride_bytes = src->nb[1];
@@ -201,7 +203,8 @@ bool shadow_layout::needed_outside(ggml_tensor * node, int index) const {
     int32_t inside = 0;
     for (int i = index + 1; i < graph->n_nodes && i <= busy_until; i++) {
         if (plan.walk.host_node[i]) {
-            inside += static_cast<int32_t>(std::count(std::begin(graph->nodes[i]->src), std::end(graph->nodes[i]->src), node));
+            inside += static_cast<int32_t>(
+                std::count(std::begin(graph->nodes[i]->src), std::end(graph->nodes[i]->src), node));
         }
     }
     const int32_t total = ggml_node_get_use_count(graph, index);
@@ -209,7 +212,7 @@ bool shadow_layout::needed_outside(ggml_tensor * node, int index) const {
 }
 
 void shadow_layout::add_output(plan_segment & segment, ggml_tensor * node) {
-    ggml_tensor * root = node->view_src != nullptr ? node->view_src : node;
+    ggml_tensor * root  = node->view_src != nullptr ? node->view_src : node;
     const bool    twice = std::any_of(segment.outputs.begin(), segment.outputs.end(),
                                       [root](const host_transfer & output) { return output.tensor == root; });
     if (twice || ggml_nbytes(root) == 0) {
@@ -230,7 +233,8 @@ void shadow_layout::begin_segment(int first_node) {
     for (bool grown = true; grown;) { // blocks that overlap the ones already begun keep their memory too
         grown = false;
         for (const moe_block & block : plan.walk.blocks) {
-            if (block.first <= std::max(first_node, busy_until) && block.last >= first_node && block.last > busy_until) {
+            if (block.first <= std::max(first_node, busy_until) && block.last >= first_node &&
+                block.last > busy_until) {
                 busy_until = block.last;
                 grown      = true;
             }

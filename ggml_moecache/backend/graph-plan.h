@@ -1,8 +1,10 @@
-// The plan of one graph: which runs of nodes go to the inner device and which the CPU computes, in the graph's own order.
+// The plan of one graph: which runs of nodes go to the inner device and which the CPU computes, in the graph's own
+// order.
 //
-// The order is never changed: GGML's allocator has laid out the memory of the graph for it. A run for the CPU copies its inputs from
-// the device to host memory, computes shadow nodes there and copies back what nodes outside the run need. Weights are read where
-// they are: experts in the store, others (biases) in a mirror that is read from the device once.
+// The order is never changed: GGML's allocator has laid out the memory of the graph for it. A run for the CPU copies
+// its inputs from the device to host memory, computes shadow nodes there and copies back what nodes outside the run
+// need. Weights are read where they are: experts in the store, others (biases) in a mirror that is read from the device
+// once.
 #pragma once
 
 #include "backend/graph-walk.h"
@@ -14,18 +16,18 @@
 
 namespace moecache {
 
-// A copy between a tensor of the graph and its shadow. Rows that lie apart on the device (router ids are a view of a sorted row of
-// all experts) lie together on the host.
+// A copy between a tensor of the graph and its shadow. Rows that lie apart on the device (router ids are a view of a
+// sorted row of all experts) lie together on the host.
 struct host_transfer {
-    ggml_tensor * tensor      = nullptr;
-    char *        host        = nullptr;
-    size_t        size_bytes  = 0; // of one row when n_rows > 1
-    size_t        n_rows      = 1;
+    ggml_tensor * tensor       = nullptr;
+    char *        host         = nullptr;
+    size_t        size_bytes   = 0; // of one row when n_rows > 1
+    size_t        n_rows       = 1;
     size_t        stride_bytes = 0; // between rows on the device
 };
 
 struct plan_segment {
-    bool                       host = false;
+    bool                       host  = false;
     ggml_cgraph                graph = {}; // device: view of the graph; host: shadow nodes
     std::vector<host_transfer> inputs;     // host only, device -> host before the computation
     std::vector<host_transfer> outputs;    // host only, host -> device after it

@@ -22,7 +22,8 @@ static bool is_adapter_name(const char * name) {
     return n > 7 && (std::strcmp(name + n - 7, ".lora_a") == 0 || std::strcmp(name + n - 7, ".lora_b") == 0);
 }
 
-static std::vector<expert_op> find_expert_ops(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store,
+static std::vector<expert_op> find_expert_ops(const ggml_cgraph *                              graph,
+                                              const std::function<bool(const ggml_tensor *)> & in_store,
                                               const std::function<bool(const ggml_tensor *)> & on_device) {
     std::vector<expert_op> ops;
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -148,18 +149,17 @@ graph_walk walk_graph(const ggml_cgraph * graph, const std::function<bool(const 
     return walk;
 }
 
-expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store) {
+namespace {
+
+struct placement_count {
     std::map<std::pair<int, std::string>, uint64_t> stored; // (layer, family) -> experts
     std::set<int>                                   stored_layers;
     std::set<int>                                   all_layers;
-    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
-        if (!ggml_bitset_get(graph->visited_hash_set.used, i)) {
-            continue;
-        }
-        const ggml_tensor * node = graph->visited_hash_set.keys[i];
-        expert_name         name;
+
+    void add(const ggml_tensor * node, const std::function<bool(const ggml_tensor *)> & in_store) {
+        expert_name name;
         if (node->op != GGML_OP_MUL_MAT_ID || !expert_name_parse(node->src[0]->name, name)) {
-            continue;
+            return;
         }
         all_layers.insert(name.layer);
         if (in_store(node->src[0])) {
@@ -167,12 +167,26 @@ expert_placement place_experts(const ggml_cgraph * graph, const std::function<bo
             stored_layers.insert(name.layer);
         }
     }
+};
+
+} // namespace
+
+expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store) {
+    placement_count count;
+    for (int i = 0; i < graph->n_nodes; i++) { // the meta device of `-sm tensor` makes graphs without a hash set
+        count.add(graph->nodes[i], in_store);
+    }
+    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
+        if (ggml_bitset_get(graph->visited_hash_set.used, i)) {
+            count.add(graph->visited_hash_set.keys[i], in_store);
+        }
+    }
     expert_placement result;
-    for (const auto & entry : stored) {
+    for (const auto & entry : count.stored) {
         result.n_experts += entry.second;
     }
-    result.n_layers    = stored_layers.size();
-    result.n_elsewhere = all_layers.size() - stored_layers.size();
+    result.n_layers    = count.stored_layers.size();
+    result.n_elsewhere = count.all_layers.size() - count.stored_layers.size();
     return result;
 }
 

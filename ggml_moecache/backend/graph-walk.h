@@ -1,9 +1,9 @@
 // The walk: which nodes of a graph belong to MoE blocks, and which of them the CPU computes.
 //
-// A block is the operations of one layer that read expert weights of the store with the same router ids. The walk does not look for
-// the pattern gate, up, activation, down: it takes the MUL_MAT_ID operations on the store ("expert operations") and every operation
-// on a path between two of them (biases, scales, clamps, activations, adapters). So a form nobody has seen yet is computed
-// correctly, and what comes after the last expert operation stays on the device.
+// A block is the operations of one layer that read expert weights of the store with the same router ids. The walk does
+// not look for the pattern gate, up, activation, down: it takes the MUL_MAT_ID operations on the store ("expert
+// operations") and every operation on a path between two of them (biases, scales, clamps, activations, adapters). So a
+// form nobody has seen yet is computed correctly, and what comes after the last expert operation stays on the device.
 //
 // The walk allocates; it is done once per graph of the scheduler (see backend.cpp), not per token.
 #pragma once
@@ -25,16 +25,16 @@ struct expert_op {
 };
 
 struct moe_block {
-    const ggml_tensor *  ids = nullptr; // router ids, I32 [n_expert_used, n_tokens], often a strided view
-    int                  layer = -1;
-    std::vector<int>     ops;           // indices in graph_walk::ops, in graph order
-    bool                 complete = false; // from the first projection to `down`: an eval callback may have cut it
-    bool                 known    = true;  // every weight is an expert weight or an adapter
-    int64_t              n_expert = 0;     // ne[2] of the weights
-    int64_t              n_rows   = 0;     // (token, k) pairs
-    int64_t              n_tokens = 0;
-    bool                 on_host  = false; // at least one expert operation is computed by the CPU
-    int                  first = 0, last = 0; // nodes of the first and last expert operation
+    const ggml_tensor * ids   = nullptr; // router ids, I32 [n_expert_used, n_tokens], often a strided view
+    int                 layer = -1;
+    std::vector<int>    ops;              // indices in graph_walk::ops, in graph order
+    bool                complete = false; // from the first projection to `down`: an eval callback may have cut it
+    bool                known    = true;  // every weight is an expert weight or an adapter
+    int64_t             n_expert = 0;     // ne[2] of the weights
+    int64_t             n_rows   = 0;     // (token, k) pairs
+    int64_t             n_tokens = 0;
+    bool                on_host  = false;    // at least one expert operation is computed by the CPU
+    int                 first = 0, last = 0; // nodes of the first and last expert operation
 };
 
 struct graph_walk {
@@ -50,7 +50,8 @@ struct graph_walk {
 graph_walk walk_graph(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store,
                       const std::function<bool(const ggml_tensor *)> & on_device);
 
-// Where the experts of a whole model graph are, read from the graph's hash set, which every split and view of it shares.
+// Where the experts of a whole model graph are, read from the graph's hash set, which every split and view of it
+// shares.
 struct expert_placement {
     uint64_t n_experts   = 0; // (layer, family, expert) in the store
     uint64_t n_layers    = 0; // MoE layers in the store

@@ -11,7 +11,8 @@ host_compute::~host_compute() {
     free_threadpool();
 }
 
-// The CPU backend's library is loaded by the program, which variant of it is unknown here: its functions are asked for by name.
+// The CPU backend's library is loaded by the program, which variant of it is unknown here: its functions are asked for
+// by name.
 void * host_compute::cpu_function(const char * name) const {
     return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(ggml_backend_get_device(backend)), name);
 }
@@ -20,7 +21,7 @@ void host_compute::free_threadpool() {
     if (threadpool == nullptr) {
         return;
     }
-    ggml_backend_dev_t cpu    = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_dev_t cpu     = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     const auto         free_fn = reinterpret_cast<decltype(ggml_threadpool_free) *>(
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_threadpool_free"));
     free_fn(threadpool);

@@ -1,5 +1,6 @@
-// The CPU side of a context: a CPU backend of GGML with a thread pool of its own, for the experts that are not on the device.
-// Made at the first use (--fit's dummy contexts never get there). One thread at a time, the one that runs graph_compute.
+// The CPU side of a context: a CPU backend of GGML with a thread pool of its own, for the experts that are not on the
+// device. Made at the first use (--fit's dummy contexts never get there). One thread at a time, the one that runs
+// graph_compute.
 #pragma once
 
 #include "backend/ggml-internal.h"
@@ -16,8 +17,8 @@ public:
     void set_n_threads(int n_threads);
     void set_abort_callback(ggml_abort_callback callback, void * data);
 
-    // Compute the nodes of `graph`, whose tensors are all in host memory. Returns GGML_STATUS_FAILED when the CPU backend could not
-    // be started, else its status.
+    // Compute the nodes of `graph`, whose tensors are all in host memory. Returns GGML_STATUS_FAILED when the CPU
+    // backend could not be started, else its status.
     enum ggml_status compute(ggml_cgraph * graph);
 
 private:

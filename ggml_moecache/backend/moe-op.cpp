@@ -4,8 +4,8 @@
 
 namespace moecache {
 
-// A graph that changes (the KV cache grows) gets a new uid; plans of old ones are dropped together when this many have gathered.
-// A graph has one plan per split, so a model that is spread over CPU and device needs some hundred at once.
+// A graph that changes (the KV cache grows) gets a new uid; plans of old ones are dropped together when this many have
+// gathered. A graph has one plan per split, so a model that is spread over CPU and device needs some hundred at once.
 static const size_t max_plans = 512;
 
 moe_op::~moe_op() {
@@ -46,6 +46,9 @@ void * moe_op::mirror(const ggml_tensor * weight) {
 }
 
 graph_plan * moe_op::plan(ggml_cgraph * graph) {
+    if (residents.drop_freed()) {
+        forget_plans();
+    }
     if (graph->uid != 0) {
         const auto known = plans.find(graph->uid);
         if (known != plans.end()) {
@@ -88,7 +91,8 @@ void moe_op::fetch(const host_transfer & t) {
     if (t.n_rows == 1) {
         ggml_backend_tensor_get_async(inner, &view.tensor, t.host, 0, t.size_bytes);
     } else {
-        ggml_backend_tensor_get_2d_async(inner, &view.tensor, t.host, 0, t.size_bytes, t.n_rows, t.stride_bytes, t.size_bytes);
+        ggml_backend_tensor_get_2d_async(inner, &view.tensor, t.host, 0, t.size_bytes, t.n_rows, t.stride_bytes,
+                                         t.size_bytes);
     }
 }
 
@@ -122,7 +126,7 @@ enum ggml_status moe_op::run_on_host(plan_segment & segment) {
 static bool computes_nothing(const ggml_cgraph & graph) {
     for (int i = 0; i < graph.n_nodes; i++) {
         const ggml_tensor * node = graph.nodes[i];
-        const bool          view = node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
+        const bool view = node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
                           node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
         if (!view && !ggml_is_empty(node)) {
             return false;

@@ -1,5 +1,5 @@
-// The MoE operation at run time: runs a plan. Everything that is on the device goes to the inner backend; the experts that are not
-// are computed by the CPU from the canonical weights.
+// The MoE operation at run time: runs a plan. Everything that is on the device goes to the inner backend; the experts
+// that are not are computed by the CPU from the canonical weights.
 //
 // Owned by one backend (one llama context and device); one thread at a time.
 #pragma once
@@ -20,8 +20,8 @@ public:
     moe_op(const moe_op &)             = delete;
     moe_op & operator=(const moe_op &) = delete;
 
-    // The plan of `graph`, from the cache when the scheduler has given it the same identity before. nullptr when host memory for
-    // the shadows cannot be had. Valid until the next call of plan() or forget_plans().
+    // The plan of `graph`, from the cache when the scheduler has given it the same identity before. nullptr when host
+    // memory for the shadows cannot be had. Valid until the next call of plan() or forget_plans().
     graph_plan * plan(ggml_cgraph * graph);
     void         forget_plans(); // when residents have changed
 
@@ -42,9 +42,9 @@ private:
     ggml_backend_buffer_t arena       = nullptr; // host memory of the shadows, pinned when possible
     size_t                arena_bytes = 0;
 
-    std::unordered_map<uint64_t, std::unique_ptr<graph_plan>>   plans; // by the graph's uid
-    std::unique_ptr<graph_plan>                                 unnamed; // of the last graph without one
-    std::unordered_map<const void *, std::vector<char>>         mirrors; // by address on the device
+    std::unordered_map<uint64_t, std::unique_ptr<graph_plan>> plans;   // by the graph's uid
+    std::unique_ptr<graph_plan>                               unnamed; // of the last graph without one
+    std::unordered_map<const void *, std::vector<char>>       mirrors; // by address on the device
 };
 
 } // namespace moecache

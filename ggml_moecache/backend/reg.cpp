@@ -1,8 +1,9 @@
 // The registry: GGML loads this library (GGML_BACKEND_PATH, ggml_backend_load) and finds its entry points here.
 //
-// ggml_backend_score answers 0, after one line that says why, when the library must not be used: GGML then goes on without it.
-// ggml_backend_init makes the registry with one device per GPU, once; GGML enumerates a registry's devices once, so before there is
-// a GPU (the library was loaded first) there is no registry either, and loading may be tried again.
+// ggml_backend_score answers 0, after one line that says why, when the library must not be used: GGML then goes on
+// without it. ggml_backend_init makes the registry with one device per GPU, once; GGML enumerates a registry's devices
+// once, so before there is a GPU (the library was loaded first) there is no registry either, and loading may be tried
+// again.
 
 #include "backend/backend.h"
 #include "backend/device.h"
@@ -47,8 +48,8 @@ static ggml_backend_feature * get_features(ggml_backend_reg_t) {
     return features;
 }
 
-// What llama.cpp asks for by name. The split buffers of `-sm row` and the communication of `-sm tensor` are left out: llama.cpp then
-// refuses the first with its own message and does the second by itself.
+// What llama.cpp asks for by name. The split buffers of `-sm row` and the communication of `-sm tensor` are left out:
+// llama.cpp then refuses the first with its own message and does the second by itself.
 static void * reg_get_proc_address(ggml_backend_reg_t, const char * name) {
     if (std::strcmp(name, "ggml_backend_dev_get_extra_bufts") == 0) {
         return reinterpret_cast<void *>(get_extra_bufts);
@@ -90,20 +91,23 @@ static void refuse(reason why, const std::string & detail) {
         }
     }
     said.push_back(why);
-    GGML_LOG_ERROR("moecache: inactive: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ", reason_text(why));
+    GGML_LOG_ERROR("moecache: inactive: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
+                   reason_text(why));
 }
 
 // Same version number, same sizes: what can be seen from outside of the structures that this library was compiled for.
 static bool same_ggml(std::string & detail) {
     if (std::strcmp(ggml_version(), MOECACHE_GGML_VERSION) != 0) {
-        detail = std::string("the program uses ggml ") + ggml_version() + ", this library was compiled for ggml " MOECACHE_GGML_VERSION;
+        detail = std::string("the program uses ggml ") + ggml_version() +
+                 ", this library was compiled for ggml " MOECACHE_GGML_VERSION;
         return false;
     }
     const size_t overhead = ggml_tensor_overhead();
     const bool   same_ops = std::strcmp(ggml_op_name(GGML_OP_MUL_MAT_ID), "MUL_MAT_ID") == 0 &&
                           std::strcmp(ggml_type_name(GGML_TYPE_Q6_K), "q6_K") == 0;
     if (overhead < sizeof(ggml_tensor) || overhead - sizeof(ggml_tensor) > 64 || !same_ops) {
-        detail = std::string("the program's ggml ") + ggml_version() + " has other structures than the one of the same number that "
+        detail = std::string("the program's ggml ") + ggml_version() +
+                 " has other structures than the one of the same number that "
                  "this library was compiled for";
         return false;
     }
@@ -140,13 +144,14 @@ static std::vector<ggml_backend_dev_t> find_inner(bool & standin, std::string & 
     return found;
 }
 
-// Nobody should have to guess that a cache was off. Written when the library is unloaded, that is at exit; GGML's logger may be gone
-// by then.
+// Nobody should have to guess that a cache was off. Written when the library is unloaded, that is at exit; GGML's
+// logger may be gone by then.
 namespace {
 struct exit_note {
     ~exit_note() {
         if (!devices.empty() && !status_any_known()) {
-            std::fprintf(stderr, "moecache: inactive: %s: %s\n", reason_name(reason::never_used), reason_text(reason::never_used));
+            std::fprintf(stderr, "moecache: inactive: %s: %s\n", reason_name(reason::never_used),
+                         reason_text(reason::never_used));
         }
     }
 } note_at_exit;

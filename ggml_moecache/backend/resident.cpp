@@ -2,16 +2,67 @@
 
 #include "backend/buffer-type.h"
 
+#include <atomic>
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
 
 namespace moecache {
 
-// Copies that are alive, by device and address of the canonical data: an address is reused only after its model, and so every
-// context on it, is gone.
-static std::mutex                                                                         shared_mutex;
+// Copies that are alive, by device and address of the canonical data: an address is reused only after its model, and so
+// every context on it, is gone.
+static std::mutex                                                                            shared_mutex;
 static std::map<std::pair<ggml_backend_dev_t, const void *>, std::weak_ptr<resident_weight>> shared;
+
+// Ranges of store memory that were freed while copies existed, in order. A context compares the length with what it has
+// seen, so the token path costs one atomic load. Grows by one entry per freed adapter or model.
+struct freed_range {
+    uintptr_t begin;
+    uintptr_t end;
+
+    bool holds(const void * address) const {
+        return reinterpret_cast<uintptr_t>(address) >= begin && reinterpret_cast<uintptr_t>(address) < end;
+    }
+};
+static std::vector<freed_range> freed; // guarded by shared_mutex
+static std::atomic<size_t>      n_freed { 0 };
+
+void residents_store_freed(const void * base, size_t size_bytes) {
+    std::lock_guard<std::mutex> lock(shared_mutex);
+    const uintptr_t             begin = reinterpret_cast<uintptr_t>(base);
+    const freed_range           range { begin, begin + size_bytes };
+    bool                        held = false;
+    for (auto it = shared.begin(); it != shared.end();) {
+        const bool inside = range.holds(it->first.second);
+        held |= inside && !it->second.expired();
+        it = inside ? shared.erase(it) : std::next(it);
+    }
+    if (held) {
+        freed.push_back(range);
+        n_freed = freed.size();
+    }
+}
+
+bool resident_set::drop_freed() {
+    if (n_freed == n_freed_seen) {
+        return false;
+    }
+    std::lock_guard<std::mutex> lock(shared_mutex);
+    const size_t                before = weights.size();
+    for (; n_freed_seen < freed.size(); n_freed_seen++) {
+        for (auto it = weights.begin(); it != weights.end();) {
+            if (freed[n_freed_seen].holds(it->first)) {
+                total_bytes -= ggml_nbytes(it->second->tensor);
+                it = weights.erase(it);
+            } else {
+                ++it;
+            }
+        }
+    }
+    return weights.size() != before;
+}
 
 resident_weight::~resident_weight() {
     if (buffer != nullptr) {
@@ -26,7 +77,8 @@ ggml_tensor * resident_set::find(const ggml_tensor * weight) const {
     return it != weights.end() ? it->second->tensor : nullptr;
 }
 
-static std::shared_ptr<resident_weight> make_copy(ggml_backend_dev_t dev, ggml_backend_t inner, const ggml_tensor * weight) {
+static std::shared_ptr<resident_weight> make_copy(ggml_backend_dev_t dev, ggml_backend_t inner,
+                                                  const ggml_tensor * weight) {
     auto copy    = std::make_shared<resident_weight>();
     copy->device = device_get(dev);
     copy->ctx    = ggml_init({ 2 * ggml_tensor_overhead(), nullptr, /* no_alloc = */ true });
@@ -46,7 +98,8 @@ static std::shared_ptr<resident_weight> make_copy(ggml_backend_dev_t dev, ggml_b
     return copy;
 }
 
-// Whether `size_bytes` more can be had, before anything is allocated: a refusal by the driver would be said in several lines.
+// Whether `size_bytes` more can be had, before anything is allocated: a refusal by the driver would be said in several
+// lines.
 static bool has_room(ggml_backend_dev_t dev, uint64_t size_bytes) {
     device_context * device = device_get(dev);
     if (size_bytes > device_allowance_bytes(device)) {

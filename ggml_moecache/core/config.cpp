@@ -55,7 +55,8 @@ static std::string check(const variable_info & info, const std::string & value) 
     } else if (std::strcmp(info.name, "GGML_MOECACHE_DEVICE_MIB") == 0) {
         // the upper bound keeps the number of bytes below 2^63
         good = value.empty() || (parse_number(value, number) && number >= 1 && number < (uint64_t(1) << 43));
-    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 || std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 ||
+               std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
         good = value == "0" || value == "1";
     }
     return good ? "" : std::string(info.name) + " must be " + info.values + ". Got '" + value + "' instead.";
@@ -76,7 +77,8 @@ std::string config_get(const char * name) {
 std::string config_set(const char * name, const char * value) {
     const variable_info * info = name != nullptr ? find(name) : nullptr;
     if (info == nullptr) {
-        return std::string("'") + (name != nullptr ? name : "") + "' is no variable of ggml_moecache; `moecache config` lists them";
+        return std::string("'") + (name != nullptr ? name : "") +
+               "' is no variable of ggml_moecache; `moecache config` lists them";
     }
     if (value != nullptr) {
         const std::string error = check(*info, value);

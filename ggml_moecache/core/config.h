@@ -1,8 +1,8 @@
-// Configuration: every variable of the library, in one table with default, unit and rule. `moecache config` and the documentation
-// print this table; nothing else in the library reads the environment.
+// Configuration: every variable of the library, in one table with default, unit and rule. `moecache config` and the
+// documentation print this table; nothing else in the library reads the environment.
 //
-// A variable is set by the environment or, inside the process, by config_set(), which wins. Values are checked when they are set
-// and again when the library is loaded; a context reads them once, when it is created.
+// A variable is set by the environment or, inside the process, by config_set(), which wins. Values are checked when
+// they are set and again when the library is loaded; a context reads them once, when it is created.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,8 @@ const variable_info * variable_table(size_t & n_variables);
 // The value in force ("" when there is none). REQUIRES: `name` is in the table.
 std::string config_get(const char * name);
 
-// Set `name` for this process; NULL takes the setting back. Returns "" or a message that names the variable, the rule and the value.
+// Set `name` for this process; NULL takes the setting back. Returns "" or a message that names the variable, the rule
+// and the value.
 std::string config_set(const char * name, const char * value);
 
 // The first error among the values in force, or "".

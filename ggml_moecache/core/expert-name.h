@@ -1,5 +1,6 @@
-// What the name of a weight says about it: layer, expert family and role, as llama.cpp names tensors ("blk.7.ffn_down_exps.weight").
-// Two families exist in one layer of GroveMoE ("exps" and "chexps"), so an expert is identified by (layer, family, expert).
+// What the name of a weight says about it: layer, expert family and role, as llama.cpp names tensors
+// ("blk.7.ffn_down_exps.weight"). Two families exist in one layer of GroveMoE ("exps" and "chexps"), so an expert is
+// identified by (layer, family, expert).
 #pragma once
 
 #include <string>
@@ -14,8 +15,8 @@ struct expert_name {
     expert_role role = expert_role::down;
 };
 
-// Parse the name of an expert weight. The scheduler's copies ("MoECache0#blk.7.ffn_down_exps.weight#0") are recognised too.
-// Returns false for everything else: biases, scales, adapters ("....weight.lora_a"), dense layers.
+// Parse the name of an expert weight. The scheduler's copies ("MoECache0#blk.7.ffn_down_exps.weight#0") are recognised
+// too. Returns false for everything else: biases, scales, adapters ("....weight.lora_a"), dense layers.
 bool expert_name_parse(const char * name, expert_name & result);
 
 } // namespace moecache

@@ -25,7 +25,8 @@ static const reason_info table[] = {
     { reason::unsupported_type, "unsupported_type",
       "The device below cannot multiply expert tensors of this type; these experts run on the CPU." },
     { reason::partial_block, "partial_block",
-      "An eval callback cut an MoE block into pieces; the pieces are computed operation by operation, correctly but slowly." },
+      "An MoE block reaches the device in pieces (an eval callback stops inside it, or some of its weights were placed "
+      "elsewhere); the pieces are computed one by one, correctly but slowly." },
     { reason::unknown_block, "unknown_block",
       "An expert tensor is used in a way this version does not know; it is computed operation by operation on the CPU." },
     { reason::not_pinned, "not_pinned",

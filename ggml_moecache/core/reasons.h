@@ -1,5 +1,6 @@
-// Reason codes: why the cache, or a part of it, does not do what was asked. Every refusal and every fallback names one of these in
-// its log line and in the status; the documentation (backend/REASONS.md) is generated from this table and compared in the tests.
+// Reason codes: why the cache, or a part of it, does not do what was asked. Every refusal and every fallback names one
+// of these in its log line and in the status; the documentation (backend/REASONS.md) is generated from this table and
+// compared in the tests.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,8 @@
 
 namespace moecache {
 
-// Guards the list and everything in a context_status but its counters. Not destroyed at exit: contexts may outlive static objects.
+// Guards the list and everything in a context_status but its counters. Not destroyed at exit: contexts may outlive
+// static objects.
 static std::mutex & status_mutex() {
     static std::mutex * mutex = new std::mutex;
     return *mutex;
@@ -43,7 +44,7 @@ static double mib(uint64_t bytes) {
 }
 
 static std::string store_text(const context_facts & facts) {
-    const char * pinned = facts.store_pinned_bytes == 0                   ? "not pinned" :
+    const char * pinned = facts.store_pinned_bytes == 0                 ? "not pinned" :
                           facts.store_pinned_bytes == facts.store_bytes ? "pinned" :
                                                                           "partly pinned";
     return format("%.1f MiB of experts in host memory (%s)", mib(facts.store_bytes), pinned);
@@ -84,20 +85,24 @@ void context_status::close() {
     closed = true;
     if (current.state == context_state::idle) {
         auto & list = contexts();
-        list.erase(std::remove_if(list.begin(), list.end(), [this](const auto & context) { return context.get() == this; }), list.end());
+        list.erase(
+            std::remove_if(list.begin(), list.end(), [this](const auto & context) { return context.get() == this; }),
+            list.end());
     }
 }
 
 std::string context_status::status_line() const {
     const context_facts f = facts();
     if (f.state == context_state::inactive) {
-        return format("moecache: inactive: %s: %s%s%s", reason_name(f.why), f.detail.c_str(), f.detail.empty() ? "" : " - ",
-                      reason_text(f.why));
+        return format("moecache: inactive: %s: %s%s%s", reason_name(f.why), f.detail.c_str(),
+                      f.detail.empty() ? "" : " - ", reason_text(f.why));
     }
-    const double percent = f.n_experts == 0 ? 0.0 : 100.0 * static_cast<double>(f.n_resident) / static_cast<double>(f.n_experts);
-    std::string  line    = format("moecache: active: %" PRIu64 " of %" PRIu64 " experts (%.0f %%) in %.1f MiB on %s over %s, capacity %s, %s",
-                                  f.n_resident, f.n_experts, percent, mib(f.resident_bytes), f.device.c_str(), f.inner.c_str(),
-                                  capacity_name(f.capacity), store_text(f).c_str());
+    const double percent =
+        f.n_experts == 0 ? 0.0 : 100.0 * static_cast<double>(f.n_resident) / static_cast<double>(f.n_experts);
+    std::string line = format("moecache: active: %" PRIu64 " of %" PRIu64
+                              " experts (%.0f %%) in %.1f MiB on %s over %s, capacity %s, %s",
+                              f.n_resident, f.n_experts, percent, mib(f.resident_bytes), f.device.c_str(),
+                              f.inner.c_str(), capacity_name(f.capacity), store_text(f).c_str());
     if (f.n_layers_elsewhere > 0) {
         line += format(", %" PRIu64 " MoE layers elsewhere", f.n_layers_elsewhere);
     }
@@ -130,7 +135,10 @@ static void write_counters(json_writer & json, const context_counters & c) {
 std::string status_json() {
     std::lock_guard<std::mutex> lock(status_mutex());
     json_writer                 json;
-    json.begin_object().value("version", MOECACHE_VERSION).value("ggml_version", MOECACHE_GGML_VERSION).begin_array("contexts");
+    json.begin_object()
+        .value("version", MOECACHE_VERSION)
+        .value("ggml_version", MOECACHE_GGML_VERSION)
+        .begin_array("contexts");
     for (const auto & context : contexts()) {
         json.begin_object().value("context_id", context->id).value("closed", context->closed);
         write_facts(json, context->current);

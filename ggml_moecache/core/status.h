@@ -1,8 +1,10 @@
-// Status: what each llama context of the process caches, where, or why nothing - as one log line, one exit line and JSON.
+// Status: what each llama context of the process caches, where, or why nothing - as one log line, one exit line and
+// JSON.
 //
-// A context_status belongs to one llama context and lives from the context's creation to the end of the process, so that the JSON
-// also tells what contexts that are gone did (one that never computed a graph is forgotten). Its counters are atomic: the thread that runs the graph adds to them without locking,
-// any thread may read. Everything else is set by update() under the lock of the status.
+// A context_status belongs to one llama context and lives from the context's creation to the end of the process, so
+// that the JSON also tells what contexts that are gone did (one that never computed a graph is forgotten). Its counters
+// are atomic: the thread that runs the graph adds to them without locking, any thread may read. Everything else is set
+// by update() under the lock of the status.
 #pragma once
 
 #include "core/config.h"
@@ -25,17 +27,18 @@ enum class context_state {
 struct context_facts {
     context_state state = context_state::idle;
     reason        why   = reason::none;
-    std::string   detail;                  // figures that belong to `why`, for people
-    std::string   device;                  // such as "MoECache0"
-    std::string   inner;                   // the device below, such as "CUDA0 (NVIDIA H200)"
-    capacity_kind capacity         = capacity_kind::none;
-    uint64_t      n_experts        = 0;    // experts (layer, family, expert) in the store of this device
-    uint64_t      n_resident       = 0;    // of these, those with a copy on the device
-    uint64_t      n_layers         = 0;    // MoE layers in the store of this device
-    uint64_t      n_layers_elsewhere = 0;  // MoE layers of the same graph whose experts are elsewhere (user's choice, other device)
-    uint64_t      resident_bytes   = 0;
-    uint64_t      store_bytes      = 0;    // canonical copies in host memory, of all models on this device
-    uint64_t      store_pinned_bytes = 0;
+    std::string   detail; // figures that belong to `why`, for people
+    std::string   device; // such as "MoECache0"
+    std::string   inner;  // the device below, such as "CUDA0 (NVIDIA H200)"
+    capacity_kind capacity   = capacity_kind::none;
+    uint64_t      n_experts  = 0; // experts (layer, family, expert) in the store of this device
+    uint64_t      n_resident = 0; // of these, those with a copy on the device
+    uint64_t      n_layers   = 0; // MoE layers in the store of this device
+    uint64_t      n_layers_elsewhere =
+        0; // MoE layers of the same graph whose experts are elsewhere (user's choice, other device)
+    uint64_t resident_bytes     = 0;
+    uint64_t store_bytes        = 0; // canonical copies in host memory, of all models on this device
+    uint64_t store_pinned_bytes = 0;
 };
 
 // A row is one expert computed for one token: (token, k). Warm-up graphs count nowhere but in n_warmup_graphs.
@@ -58,7 +61,7 @@ public:
     context_facts facts() const;
     void          update(const context_facts & facts);
     void          add_fallback(reason why); // remembered once each, in order
-    void          close();                  // the context is being freed; one that never computed (--fit's) is forgotten
+    void          close(); // the context is being freed; one that never computed (--fit's) is forgotten
 
     std::string status_line() const; // "moecache: active: ..." or "moecache: inactive: ..."
     std::string exit_line() const;
@@ -76,7 +79,7 @@ private:
     bool                closed = false;
 };
 
-std::string status_json();     // all contexts in order of creation
+std::string status_json();      // all contexts in order of creation
 bool        status_any_known(); // some context of the process has written its status line
 
 // Write status_json() to `path`, replacing the file as a whole. Returns "" or what went wrong.

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Speed of the placements of a MoE model's experts, measured side by side with stock llama-bench.
 
-Every arm runs once per round, in turn, so that a drift of the machine meets all of them; the table gives the median over the
-rounds, its spread, and the ratio to full load of the same round. Needs nothing but Python and a CUDA build of llama.cpp.
+Every arm runs once per round, in turn, so that a drift of the machine meets all of them; the table gives the median
+over the rounds, its spread, and the ratio to full load of the same round. Needs Python and a CUDA build of llama.cpp.
 
-example:
-  scripts/gpu/compare_placements.py --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --rounds 3 --json out.json
+Examples:
+  compare_placements.py --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --rounds 3 --json out.json
+
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # name: (llama-bench options, environment); {device} is the stock device, {ours} the one of this project
@@ -79,7 +81,7 @@ def main() -> int:
     statuses: dict[str, object] = {}
     for index in range(arguments.rounds):
         for name in ARMS:
-            status = Path(f"/tmp/moecache-status-{os.getpid()}.json")
+            status = Path(tempfile.gettempdir()) / f"moecache-status-{os.getpid()}.json"
             results[name].append(run_arm(arguments, name, status))
             if status.exists():
                 statuses[name] = json.loads(status.read_text())

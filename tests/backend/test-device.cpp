@@ -140,7 +140,8 @@ TEST(only_mul_mat_id_reads_the_store) {
     CHECK(ggml_backend_dev_supports_op(device(), view));
     CHECK(!ggml_backend_dev_supports_op(device(), ggml_scale(ctx, view, 2.0f))); // through the view
     CHECK(ggml_backend_dev_supports_op(device(), ggml_mul_mat(ctx, x, x)));
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); // refused operations fall to the CPU
+    ggml_backend_dev_t cpu =
+        ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); // refused operations fall to the CPU
     CHECK(ggml_backend_dev_supports_buft(cpu, store_type()));
     ggml_free(ctx);
     ggml_backend_buffer_free(buffer);
@@ -155,7 +156,8 @@ TEST(buffer_types_of_others_are_refused) {
 }
 
 TEST(operations_on_memory_of_another_device_are_refused) {
-    ggml_backend_dev_t    other  = device_create(registry(), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), 1, true);
+    ggml_backend_dev_t other =
+        device_create(registry(), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), 1, true);
     ggml_context *        ctx    = ggml_init({ 1 << 20, nullptr, true });
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(other), 1024);
     ggml_tensor *         weight = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 4, 4);
@@ -255,7 +257,8 @@ TEST(a_backend_forwards_what_the_inner_one_has) {
     CHECK(backend->iface.graph_plan_create == nullptr);
     CHECK(backend->iface.set_tensor_async == nullptr); // the CPU has none, GGML then copies at once
     CHECK(backend->iface.event_record == nullptr);
-    for (const char * name : { "ggml_backend_set_n_threads", "ggml_backend_set_abort_callback", "ggml_backend_get_features" }) {
+    for (const char * name :
+         { "ggml_backend_set_n_threads", "ggml_backend_set_abort_callback", "ggml_backend_get_features" }) {
         CHECK(ggml_backend_reg_get_proc_address(registry(), name) != nullptr);
     }
     for (const char * name : { "ggml_backend_split_buffer_type", "ggml_backend_comm_init", "no_such_function" }) {

@@ -21,9 +21,13 @@ struct graph_builder {
         return tensor;
     }
 
-    ggml_tensor * ids(int64_t n_used = 2, int64_t n_tokens = 3) { return ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_used, n_tokens); }
+    ggml_tensor * ids(int64_t n_used = 2, int64_t n_tokens = 3) {
+        return ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_used, n_tokens);
+    }
 
-    ggml_tensor * input(int64_t n_in, int64_t n_tokens = 3) { return ggml_new_tensor_3d(ctx, GGML_TYPE_F32, n_in, 1, n_tokens); }
+    ggml_tensor * input(int64_t n_in, int64_t n_tokens = 3) {
+        return ggml_new_tensor_3d(ctx, GGML_TYPE_F32, n_in, 1, n_tokens);
+    }
 };
 
 bool stored(const ggml_tensor * tensor) {
@@ -79,7 +83,8 @@ TEST(biases_between_are_the_cpus_shared_expert_is_not) {
     ggml_build_forward_expand(b.graph, biased);
     ggml_tensor * shared = ggml_scale(b.ctx, x, 3.0f); // between, but on no path to `down`
     ggml_build_forward_expand(b.graph, shared);
-    ggml_tensor * down = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, biased), ids);
+    ggml_tensor * down =
+        ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, biased), ids);
     ggml_build_forward_expand(b.graph, down);
 
     // up, add_id, (shared), relu, down
@@ -91,7 +96,8 @@ TEST(views_of_a_fused_gate_up_are_the_cpus) {
     ggml_tensor * ids  = b.ids();
     ggml_tensor * both = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_gate_up_exps.weight", 8, 32), b.input(8), ids);
     ggml_tensor * gate = ggml_view_3d(b.ctx, both, 16, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
-    ggml_tensor * up   = ggml_view_3d(b.ctx, both, 16, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 16 * both->nb[0]);
+    ggml_tensor * up =
+        ggml_view_3d(b.ctx, both, 16, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 16 * both->nb[0]);
     ggml_tensor * down =
         ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_swiglu_split(b.ctx, gate, up), ids);
     ggml_build_forward_expand(b.graph, down);
@@ -115,22 +121,26 @@ TEST(two_families_in_a_layer_are_two_blocks) {
 
 TEST(what_is_on_the_device_stays_there) {
     graph_builder b;
-    ggml_tensor * ids  = b.ids();
-    ggml_tensor * up   = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_up_exps.weight", 8, 16), b.input(8), ids);
-    ggml_tensor * down = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, up), ids);
+    ggml_tensor * ids = b.ids();
+    ggml_tensor * up  = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_up_exps.weight", 8, 16), b.input(8), ids);
+    ggml_tensor * down =
+        ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, up), ids);
     ggml_build_forward_expand(b.graph, down);
 
     CHECK_EQ(host_nodes(walk_graph(b.graph, stored, stored)), "000");
     // only `down` is missing on the device: nothing lies between two operations of the CPU
-    const auto not_down = [](const ggml_tensor * tensor) { return std::string(tensor->name).find("down") == std::string::npos; };
+    const auto not_down = [](const ggml_tensor * tensor) {
+        return std::string(tensor->name).find("down") == std::string::npos;
+    };
     CHECK_EQ(host_nodes(walk_graph(b.graph, stored, not_down)), "001");
 }
 
 TEST(a_cut_block_is_not_complete) {
     graph_builder b;
-    ggml_tensor * ids  = b.ids();
-    ggml_tensor * up   = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_up_exps.weight", 8, 16), b.input(8), ids);
-    ggml_tensor * down = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, up), ids);
+    ggml_tensor * ids = b.ids();
+    ggml_tensor * up  = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_up_exps.weight", 8, 16), b.input(8), ids);
+    ggml_tensor * down =
+        ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, up), ids);
     ggml_build_forward_expand(b.graph, down);
 
     ggml_cgraph first = ggml_graph_view(b.graph, 0, 1);
@@ -147,7 +157,8 @@ TEST(adapters_belong_to_the_block_but_are_no_experts) {
     ggml_tensor * lo    = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_up_exps.weight.lora_a", 8, 2), x, ids);
     ggml_tensor * delta = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_up_exps.weight.lora_b", 2, 16), lo, ids);
     ggml_tensor * sum   = ggml_add(b.ctx, up, delta);
-    ggml_tensor * down  = ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, sum), ids);
+    ggml_tensor * down =
+        ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 16, 8), ggml_relu(b.ctx, sum), ids);
     ggml_build_forward_expand(b.graph, down);
 
     const graph_walk walk = walk_graph(b.graph, stored, never);
@@ -160,7 +171,8 @@ TEST(adapters_belong_to_the_block_but_are_no_experts) {
 
 TEST(an_unknown_weight_of_the_store_is_said_to_be_unknown) {
     graph_builder b;
-    ggml_build_forward_expand(b.graph, ggml_mul_mat_id(b.ctx, b.weight("blk.0.attn_exps.weight", 8, 8), b.input(8), b.ids()));
+    ggml_build_forward_expand(b.graph,
+                              ggml_mul_mat_id(b.ctx, b.weight("blk.0.attn_exps.weight", 8, 8), b.input(8), b.ids()));
     const graph_walk walk = walk_graph(b.graph, stored, never);
     CHECK(!walk.blocks[0].known);
     CHECK_EQ(host_nodes(walk), "1");
@@ -168,9 +180,8 @@ TEST(an_unknown_weight_of_the_store_is_said_to_be_unknown) {
 
 TEST(routing_to_all_experts_is_a_warm_up) {
     graph_builder b;
-    ggml_build_forward_expand(
-        b.graph, ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 8, 8), ggml_new_tensor_3d(b.ctx, GGML_TYPE_F32, 8, 4, 2),
-                                 b.ids(4, 2)));
+    ggml_build_forward_expand(b.graph, ggml_mul_mat_id(b.ctx, b.weight("blk.0.ffn_down_exps.weight", 8, 8),
+                                                       ggml_new_tensor_3d(b.ctx, GGML_TYPE_F32, 8, 4, 2), b.ids(4, 2)));
     CHECK(walk_graph(b.graph, stored, never).is_warmup());
 }
 
@@ -182,7 +193,9 @@ TEST(placement_counts_experts_and_layers_once) {
                                "blk.1.ffn_up_chexps.weight", "blk.5.ffn_up_exps.weight" }) {
         ggml_build_forward_expand(b.graph, ggml_mul_mat_id(b.ctx, b.weight(name, 8, 8), x, ids));
     }
-    const auto not_layer_5 = [](const ggml_tensor * tensor) { return std::string(tensor->name).find("blk.5") == std::string::npos; };
+    const auto not_layer_5 = [](const ggml_tensor * tensor) {
+        return std::string(tensor->name).find("blk.5") == std::string::npos;
+    };
     const expert_placement placement = place_experts(b.graph, not_layer_5);
     CHECK_EQ(placement.n_experts, 12u); // layer 0: 4, layer 1: two families of 4
     CHECK_EQ(placement.n_layers, 2u);

@@ -45,7 +45,8 @@ TEST(an_empty_variable_means_the_default) {
 
 TEST(nonsense_is_refused_with_name_rule_and_value) {
     clean();
-    CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", "120%"), "GGML_MOECACHE_CAPACITY must be 0 or all. Got '120%' instead.");
+    CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", "120%"),
+             "GGML_MOECACHE_CAPACITY must be 0 or all. Got '120%' instead.");
     setenv("GGML_MOECACHE_CAPACITY", "ALL", 1);
     CHECK_EQ(config_check(), "GGML_MOECACHE_CAPACITY must be 0 or all. Got 'ALL' instead.");
     clean();

@@ -26,10 +26,21 @@ TEST(the_schedulers_copies_are_recognised) {
 
 TEST(everything_else_is_not_an_expert_weight) {
     for (const char * text : {
-             "", "output.weight", "blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_gate_shexp.weight",
-             "blk.0.ffn_gate_exps.bias", "blk.0.ffn_gate_exps.scale", "blk.0.ffn_down_exps.weight.lora_a",
-             "blk.0.ffn_down_exps.weight.lora_b", "blk.x.ffn_down_exps.weight", "blk..ffn_down_exps.weight",
-             "blk.-1.ffn_down_exps.weight", "xblk.1.ffn_down_exps.weight", "blk.1.ffn_down_exps", "blk.1.ffn_down_.weight",
+             "",
+             "output.weight",
+             "blk.0.ffn_gate_inp.weight",
+             "blk.0.ffn_gate.weight",
+             "blk.0.ffn_gate_shexp.weight",
+             "blk.0.ffn_gate_exps.bias",
+             "blk.0.ffn_gate_exps.scale",
+             "blk.0.ffn_down_exps.weight.lora_a",
+             "blk.0.ffn_down_exps.weight.lora_b",
+             "blk.x.ffn_down_exps.weight",
+             "blk..ffn_down_exps.weight",
+             "blk.-1.ffn_down_exps.weight",
+             "xblk.1.ffn_down_exps.weight",
+             "blk.1.ffn_down_exps",
+             "blk.1.ffn_down_.weight",
          }) {
         expert_name name;
         CHECK(!expert_name_parse(text, name));

@@ -29,14 +29,22 @@ static context_facts active_facts() {
 TEST(json_escapes_text) {
     json_writer json;
     json.begin_object().value("a\"b", "line\n\\ \x01").value("n", uint64_t(18446744073709551615u)).value("t", true);
-    json.begin_array("list").value(nullptr, "x").value(nullptr, uint64_t(2)).begin_object().end_object().end_array().end_object();
-    CHECK_EQ(json.text(), "{\"a\\\"b\":\"line\\u000a\\\\ \\u0001\",\"n\":18446744073709551615,\"t\":true,\"list\":[\"x\",2,{}]}");
+    json.begin_array("list")
+        .value(nullptr, "x")
+        .value(nullptr, uint64_t(2))
+        .begin_object()
+        .end_object()
+        .end_array()
+        .end_object();
+    CHECK_EQ(json.text(),
+             "{\"a\\\"b\":\"line\\u000a\\\\ \\u0001\",\"n\":18446744073709551615,\"t\":true,\"list\":[\"x\",2,{}]}");
 }
 
 TEST(the_status_line_says_what_where_and_how_much) {
     const auto status = context_status::create(active_facts());
-    CHECK_EQ(status->status_line(), "moecache: active: 256 of 1024 experts (25 %) in 3.0 MiB on MoECache0 over CUDA0 (a GPU), capacity "
-                                    "all, 12.0 MiB of experts in host memory (pinned)");
+    CHECK_EQ(status->status_line(),
+             "moecache: active: 256 of 1024 experts (25 %) in 3.0 MiB on MoECache0 over CUDA0 (a GPU), capacity "
+             "all, 12.0 MiB of experts in host memory (pinned)");
     context_facts facts      = active_facts();
     facts.store_pinned_bytes = 1 << 20;
     facts.n_layers_elsewhere = 3;
@@ -56,13 +64,14 @@ TEST(an_inactive_line_names_the_reason_and_the_figures) {
 }
 
 TEST(the_exit_line_counts) {
-    const auto status         = context_status::create(active_facts());
-    status->counters.n_hits   = 10;
-    status->counters.n_misses = 3;
-    status->counters.n_copies = 2;
+    const auto status           = context_status::create(active_facts());
+    status->counters.n_hits     = 10;
+    status->counters.n_misses   = 3;
+    status->counters.n_copies   = 2;
     status->counters.copy_bytes = 5 << 20;
     status->counters.n_graphs   = 7;
-    CHECK_EQ(status->exit_line(), "moecache: exit: 10 hits, 3 misses, 2 copies, 5.0 MiB copied, 7 graphs, 0 warm-up graphs");
+    CHECK_EQ(status->exit_line(),
+             "moecache: exit: 10 hits, 3 misses, 2 copies, 5.0 MiB copied, 7 graphs, 0 warm-up graphs");
     status->close();
 }
 
