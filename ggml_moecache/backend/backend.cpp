@@ -154,8 +154,11 @@ static void announce_active(backend_context * context, const graph_plan & plan, 
 
 static void announce_without_blocks(backend_context * context, const ggml_cgraph * graph) {
     context_facts facts = current_facts(context, graph);
-    if (facts.n_experts != 0) {
-        return; // MoE blocks are in another part of the graph (an eval callback's or a split's): wait for it
+    // MoE blocks may be in another part of the graph (an eval callback's, a split's): wait for it. The parts of `-sm
+    // tensor`'s graphs do not know the whole.
+    const bool knows_the_whole = graph->visited_hash_set.size > 0;
+    if (facts.n_experts != 0 || (!knows_the_whole && facts.n_layers_elsewhere == 0)) {
+        return;
     }
     facts.state = context_state::inactive;
     facts.why   = facts.n_layers_elsewhere > 0 ? reason::experts_elsewhere : reason::no_expert_tensors;
