@@ -64,19 +64,22 @@ static bool fall_back(backend_context * context, reason why, const std::string &
     return true;
 }
 
-static context_facts current_facts(backend_context * context, const ggml_cgraph * graph) {
-    device_context * device = device_get(context->dev);
-    context_facts    facts  = context->status->facts();
-    const auto       stored = [device](const ggml_tensor * weight) {
+static expert_placement placement_of(backend_context * context, const ggml_cgraph * graph) {
+    const device_context * device = device_get(context->dev);
+    return place_experts(graph, [device](const ggml_tensor * weight) {
         return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-    };
-    const expert_placement placement = place_experts(graph, stored);
-    facts.n_experts                  = placement.n_experts;
-    facts.n_layers                   = placement.n_layers;
-    facts.n_layers_elsewhere         = placement.n_elsewhere;
-    facts.store_bytes                = device->store_bytes;
-    facts.store_pinned_bytes         = device->store_pinned_bytes;
-    facts.resident_bytes             = context->moe->residents.bytes();
+    });
+}
+
+static context_facts current_facts(backend_context * context, const expert_placement & placement) {
+    device_context * device  = device_get(context->dev);
+    context_facts    facts   = context->status->facts();
+    facts.n_experts          = placement.n_experts;
+    facts.n_layers           = placement.n_layers;
+    facts.n_layers_elsewhere = placement.n_elsewhere;
+    facts.store_bytes        = device->store_bytes;
+    facts.store_pinned_bytes = device->store_pinned_bytes;
+    facts.resident_bytes     = context->moe->residents.bytes();
     return facts;
 }
 
@@ -118,7 +121,7 @@ static bool make_resident(backend_context * context, const graph_plan & plan, co
         char detail[160];
         snprintf(detail, sizeof(detail), "%.1f MiB of experts do not fit on %s (%.1f of %.1f MiB free)",
                  wanted_bytes / 1048576.0, device_get(context->dev)->name.c_str(), free / 1048576.0, total / 1048576.0);
-        context_facts facts = current_facts(context, graph);
+        context_facts facts = current_facts(context, placement_of(context, graph));
         facts.state         = context_state::inactive;
         facts.why           = reason::no_room;
         facts.detail        = detail;
@@ -146,22 +149,21 @@ static uint64_t count_resident(const graph_plan & plan) {
 }
 
 static void announce_active(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
-    context_facts facts = current_facts(context, graph);
+    context_facts facts = current_facts(context, placement_of(context, graph));
     facts.state         = context_state::active;
     facts.n_resident    = count_resident(plan);
     announce(context, facts);
 }
 
+// MoE blocks may be in another part of the graph (an eval callback's, a split's): then wait for it.
 static void announce_without_blocks(backend_context * context, const ggml_cgraph * graph) {
-    context_facts facts = current_facts(context, graph);
-    // MoE blocks may be in another part of the graph (an eval callback's, a split's): wait for it. The parts of `-sm
-    // tensor`'s graphs do not know the whole.
-    const bool knows_the_whole = graph->visited_hash_set.size > 0;
-    if (facts.n_experts != 0 || (!knows_the_whole && facts.n_layers_elsewhere == 0)) {
+    const expert_placement placement = placement_of(context, graph);
+    if (placement.n_experts != 0 || (!placement.whole && placement.n_elsewhere == 0)) {
         return;
     }
-    facts.state = context_state::inactive;
-    facts.why   = facts.n_layers_elsewhere > 0 ? reason::experts_elsewhere : reason::no_expert_tensors;
+    context_facts facts = current_facts(context, placement);
+    facts.state         = context_state::inactive;
+    facts.why           = placement.n_elsewhere > 0 ? reason::experts_elsewhere : reason::no_expert_tensors;
     announce(context, facts);
 }
 

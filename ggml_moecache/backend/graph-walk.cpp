@@ -172,16 +172,19 @@ struct placement_count {
 } // namespace
 
 expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store) {
-    placement_count count;
-    for (int i = 0; i < graph->n_nodes; i++) { // the meta device of `-sm tensor` makes graphs without a hash set
+    placement_count  count;
+    expert_placement result;
+    int              n_known = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
         count.add(graph->nodes[i], in_store);
     }
     for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
         if (ggml_bitset_get(graph->visited_hash_set.used, i)) {
             count.add(graph->visited_hash_set.keys[i], in_store);
+            n_known++;
         }
     }
-    expert_placement result;
+    result.whole = n_known > graph->n_nodes; // the meta device of `-sm tensor` enters a part's own nodes, no leaf
     for (const auto & entry : count.stored) {
         result.n_experts += entry.second;
     }
