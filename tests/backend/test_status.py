@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.harness.difference import compare
 from tests.harness.environment import Build
-from tests.harness.plan import ModelOptions, Plan
-from tests.harness.runner import Result, run_moecache
-from tests.harness.scenarios import prefill_and_decode
+from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
+from tests.harness.runner import Result, run_moecache, run_reference
+from tests.harness.scenarios import prefill_and_decode, token_stream
 from tests.models.families.grovemoe import EXPERTS_PER_GROUP
 from tests.models.families.table import FAMILIES, MOE_FAMILIES, Family
 from tests.models.generate import model_path
@@ -90,6 +91,28 @@ def test_lines(build: Build, capacity: str) -> None:
     assert all(f"moecache: active: {share} in " in line and " on MoECache0 " in line for line in status)
     exits = [line for line in log.splitlines() if "moecache: exit: " in line]
     assert len(exits) == len(PLAN_TOKENS)
+
+
+@pytest.mark.parametrize("capacity", ["0", "all"])
+@pytest.mark.parametrize("name", MOE_FAMILIES)
+def test_warmup(build: Build, name: str, capacity: str) -> None:
+    """llama_set_warmup routes every token to all experts: computed as stock does, counted as a warm-up and nowhere else."""
+    tokens = token_stream(8)
+    steps = (
+        Step("warmup", scale=1),
+        decode(tokens[:2]),
+        Step("warmup", scale=0),
+        Step("remove", start=-1),
+        decode(tokens[2:]),
+    )
+    plan = Plan(ModelOptions(str(model_path(name, "Q4_0"))), (Scenario("warmup", steps),))
+    result = run_moecache(build, plan, capacity=capacity)
+    difference = compare(run_reference(build, plan, capacity=capacity).logits(), result.logits())
+    assert difference.equal, str(difference)
+    context = _contexts(result)[0]
+    family = FAMILIES[name]
+    assert (context["n_warmup_graphs"], context["n_graphs"]) == (1, 1)
+    assert context["n_hits"] + context["n_misses"] == 6 * _rows_per_token(family)
 
 
 @pytest.mark.parametrize("capacity", ["0", "all"])

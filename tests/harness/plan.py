@@ -34,6 +34,7 @@ class Step:
     remove, shift: `sequence`, `start` and `end` position (end -1: to the end); shift adds `delta`.
     copy: `sequence` to `target` sequence. save, load: the whole state of the context, through memory.
     lora: the adapter file `path` at `scale`, replacing earlier ones; scale 0 removes it.
+    warmup: graphs from here on use all experts for every token, scale 0 ends that.
     """
 
     action: str

@@ -142,6 +142,8 @@ class Session:
             self._restore(step, context)
         elif step.action == "lora":
             self._set_adapter(step, context)
+        elif step.action == "warmup":
+            llama_cpp.llama_set_warmup(context, step.scale != 0)
         else:
             raise WorkerError(f"unknown step '{step.action}'")
         return None
