@@ -168,8 +168,11 @@ TEST(operations_on_memory_of_another_device_are_refused) {
     probe experts(8);
     experts.place(device_get(other)->extra_types[0]);
     CHECK(!experts.supported());
+    experts.place(store_type());
     ggml_free(ctx);
     ggml_backend_buffer_free(buffer);
+    delete device_get(other); // devices of the registry live for ever, this one was only ours
+    delete other;
 }
 
 TEST(the_store_is_host_memory_in_pieces_of_2_gib) {
