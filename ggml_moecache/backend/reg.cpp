@@ -19,8 +19,10 @@
 
 using namespace moecache;
 
-static std::mutex                      reg_mutex;
-static std::vector<ggml_backend_dev_t> devices; // fixed once the registry is handed out
+static std::mutex reg_mutex;
+
+// Fixed once the registry is handed out. Never destroyed: GGML's registry, which may go later, points to the devices.
+static std::vector<ggml_backend_dev_t> & devices = *new std::vector<ggml_backend_dev_t>;
 
 static const char * reg_get_name(ggml_backend_reg_t) {
     return "MoECache";
