@@ -30,7 +30,8 @@ class ModelOptions:
 class Step:
     """One action on one context of the scenario.
 
-    decode: `tokens`, `positions`, `sequences` and `outputs` (1 where logits are wanted) of equal length.
+    decode: `tokens`, `positions`, `sequences` and `outputs` (1 where logits are wanted) of equal length. `hidden_seed`
+    other than 0 adds random hidden states of `n_embd` values per token, which an MTP context takes from the target model.
     remove, shift: `sequence`, `start` and `end` position (end -1: to the end); shift adds `delta`.
     copy: `sequence` to `target` sequence. save, load: the whole state of the context, through memory.
     lora: the adapter file `path` at `scale`, replacing earlier ones; scale 0 removes it.
@@ -50,6 +51,7 @@ class Step:
     path: str = ""
     scale: float = 1.0
     context: int = 0
+    hidden_seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Scenario:
     kv_unified: bool = True
     flash_attn: int = -1
     op_offload: bool = True
+    # LLAMA_CONTEXT_TYPE_MTP: the graph of the model's multi-token-prediction layer instead of the trunk's.
+    is_mtp: bool = False
     # Read the router's choice and weights through the eval callback at every decode step.
     observe_routing: bool = False
 

@@ -107,6 +107,7 @@ class Session:
             for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "op_offload"):
                 setattr(params, name, getattr(scenario, name))
             params.flash_attn_type = scenario.flash_attn
+            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP if scenario.is_mtp else llama_cpp.LLAMA_CONTEXT_TYPE_DEFAULT
             params.n_threads = params.n_threads_batch = self._plan.n_threads
             if scenario.observe_routing:
                 callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
@@ -158,13 +159,23 @@ class Session:
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = step.sequences[index]
             batch.logits[index] = step.outputs[index]
+        hidden = self._hidden_states(step)
+        if hidden is not None:
+            batch.embd = hidden.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         status = llama_cpp.llama_decode(context, batch)
+        batch.embd = None  # numpy's memory, not llama.cpp's to free
         llama_cpp.llama_batch_free(batch)
         if status != 0:
             raise WorkerError(f"llama_decode of {n_token} tokens returned {status}")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape=(sum(step.outputs), n_vocab))
         return logits.copy()
+
+    def _hidden_states(self, step: plans.Step) -> npt.NDArray[np.float32] | None:
+        if not step.hidden_seed:
+            return None
+        shape = (len(step.tokens), llama_cpp.llama_model_n_embd(self._model))
+        return np.random.default_rng(step.hidden_seed).standard_normal(shape, dtype=np.float32)
 
     def _save(self, index: int, context: Any) -> None:
         length = llama_cpp.llama_state_get_size(context)
