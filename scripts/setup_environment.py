@@ -75,9 +75,10 @@ def llama_build(source: Path) -> Path:
     """The llama.cpp build to use: the user's own, or the cached one, made if need be."""
     if own := os.environ.get("MOECACHE_LLAMA_DIR"):
         folder = Path(own).expanduser().resolve()
-        found = [p for p in (folder, folder / "bin", folder / "lib") if (p / "libllama.so").is_file()]
+        places = (folder, folder / "bin", folder / "lib", folder / "build" / "bin")
+        found = [place for place in places if (place / "libllama.so").is_file()]
         if not found:
-            raise SystemExit(f"error: MOECACHE_LLAMA_DIR={own} holds no libllama.so, nor do its bin and lib")
+            raise SystemExit(f"error: MOECACHE_LLAMA_DIR={own} holds no libllama.so, nor do its bin, lib and build/bin")
         return found[0]
     extra = shlex.split(os.environ.get("MOECACHE_LLAMA_CMAKE_ARGS", ""))
     return build_llama_cpp.build_llama_cpp(source, extra) / "bin"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import llama_cpp
-import llama_cpp.llama_cpp as low_level
 import pytest
 
 import ggml_moecache
@@ -19,7 +18,18 @@ from tests.bindings.gguf_files import write_moe
 PROMPT = "SQLite is a library that"
 
 
-def generate(llm: llama_cpp.Llama) -> str:
+@pytest.fixture(scope="module")
+def llama_cpp():
+    """Imported by the tests, not at collection: it loads ggml into the process for good."""
+    return importlib.import_module("llama_cpp")
+
+
+@pytest.fixture(scope="module")
+def low_level():
+    return importlib.import_module("llama_cpp.llama_cpp")
+
+
+def generate(llm) -> str:
     return llm.create_completion(PROMPT, max_tokens=24, temperature=0)["choices"][0]["text"]
 
 
@@ -43,7 +53,7 @@ def test_text_and_status(capacity):
     assert (context["n_misses"] if capacity == "all" else context["n_hits"]) == 0
 
 
-def test_construction_leaves_llama_cpp_as_it_was():
+def test_construction_leaves_llama_cpp_as_it_was(low_level):
     before = low_level.llama_model_default_params
     llm = ggml_moecache.load_model(verbose=False)
     assert low_level.llama_model_default_params is before
@@ -52,7 +62,7 @@ def test_construction_leaves_llama_cpp_as_it_was():
     llm.close()
 
 
-def test_other_threads_get_stock_parameters_meanwhile(monkeypatch):
+def test_other_threads_get_stock_parameters_meanwhile(monkeypatch, llama_cpp, low_level):
     """A Llama that another thread constructs during load_model is not put on our device."""
     seen = []
     real = llama_cpp.Llama
@@ -71,7 +81,7 @@ def test_other_threads_get_stock_parameters_meanwhile(monkeypatch):
     llm.close()
 
 
-def test_defaults_can_be_overridden():
+def test_defaults_can_be_overridden(low_level):
     llm = ggml_moecache.load_model(verbose=False)
     assert llm.model_params.load_mode == low_level.LLAMA_LOAD_MODE_NONE
     assert llm.model_params.n_gpu_layers == 0x7FFFFFFF
@@ -178,6 +188,7 @@ def test_bad_setting_of_the_environment():
     assert "BackendError: the plugin was not loaded: bad_config: GGML_MOECACHE_DEVICE_MIB must" in result.stderr
 
 
+@pytest.mark.usefixtures("llama_cpp")
 def test_other_ggml_version(monkeypatch):
     """The check stands before the plugin is loaded, so a plugin of another version is never initialised."""
     from ggml_moecache import _plugin
