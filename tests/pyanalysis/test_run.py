@@ -83,14 +83,16 @@ def moecache(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize("capacity", ["0", "all"])
 def test_real_run(tmp_path, capacity):
-    """Text on stdout begins with the prompt; the status file says that the device did it, with the asked capacity."""
+    """Text on stdout begins with the prompt; the status file says that the device did it, with the asked capacity.
+
+    The log is not looked at: llama.cpp's own logger loses its last lines when a short run ends.
+    """
     status_file = tmp_path / "status.json"
     options = ["-p", PROMPT, "-n", "16", "--temp", "0", "--capacity", capacity]
     result = moecache("run", *options, GGML_MOECACHE_STATUS=str(status_file))
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(PROMPT)
     assert len(result.stdout) > len(PROMPT) + 20
-    assert "moecache: active: " in result.stderr
     active = [c for c in json.loads(status_file.read_text())["contexts"] if c["state"] == "active"]
     assert [(c["capacity"], c["n_experts"]) for c in active] == [(capacity, 1024)]
 
