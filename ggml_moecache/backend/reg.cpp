@@ -11,10 +11,12 @@
 #include "core/reasons.h"
 #include "core/status.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace moecache;
@@ -146,17 +148,21 @@ static std::vector<ggml_backend_dev_t> find_inner(bool & standin, std::string & 
     return found;
 }
 
-// Nobody should have to guess that a cache was off. Written when the library is unloaded, that is at exit; GGML's
-// logger may be gone by then.
+// What is done when the library is unloaded, that is at exit.
 namespace {
-struct exit_note {
-    ~exit_note() {
-        if (!devices.empty() && !status_any_known()) {
+struct at_exit {
+    ~at_exit() {
+        if (status_any_known()) {
+            // The exit line was handed to llama.cpp's logger, whose thread prints it. That logger is never flushed at
+            // exit (llama.cpp's choice), and short runs lost the line; the thread is still alive here.
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        } else if (!devices.empty()) {
+            // Nobody should have to guess that a cache was off. GGML's logger may be gone by now.
             std::fprintf(stderr, "moecache: inactive: %s: %s\n", reason_name(reason::never_used),
                          reason_text(reason::never_used));
         }
     }
-} note_at_exit;
+} at_exit_of_the_process;
 } // namespace
 
 // False, after one line, when there is nothing to register. REQUIRES: reg_mutex.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.environment import Build, process_environment
+from tests.harness.environment import Build, process_environment, reference_device
 from tests.models.tokenizer import embedded_model
 
 GGML_VERSION = b"0.25.3\0"
@@ -20,9 +19,9 @@ GGML_VERSION = b"0.25.3\0"
 def complete(
     build: Build, environment: dict[str, str], *options: str, model: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Four tokens through stock llama-completion."""
+    """Four tokens through stock llama-completion, without repacked weights: some machines lack what their CPU promises."""
     command = [build.llama_bin / "llama-completion", "-m", model or embedded_model(), "-p", "SQLite is", "-n", "4"]
-    command += ["-no-cnv", "--temp", "0", *options]
+    command += ["-no-cnv", "--temp", "0", "--no-repack", *options]
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
@@ -106,6 +105,8 @@ def test_an_unwritable_status_file_is_one_error_and_the_model_runs(build: Build)
 
 def test_no_room_for_all(build: Build, tmp_path: Path) -> None:
     """Too small a device: one reason, the model runs on; under MOECACHE_REQUIRE=1 the computation ends."""
+    if reference_device() is not None:
+        pytest.skip("a GPU's driver takes more than the 8 MiB of this device for itself")
     status = tmp_path / "status.json"
     options = ("--device", "MoECache0", "-fitt", "1", "-c", "512", "-b", "64", "-ub", "64")
     settings = {"GGML_MOECACHE_DEVICE_MIB": "8", "GGML_MOECACHE_STATUS": str(status)}
@@ -152,5 +153,10 @@ def test_loaded_before_any_device_it_can_be_loaded_again(build: Build) -> None:
 
 def test_the_library_needs_only_the_loaded_ggml(build: Build) -> None:
     """Loading it alone fails on a missing library, not on a path of the machine it was built on."""
-    with pytest.raises(OSError, match=r"libggml(-base)?\.so\.0|undefined symbol"):
-        ctypes.CDLL(str(build.plugin))
+    environment = {k: v for k, v in process_environment(build, capacity="0").items() if k != "LD_LIBRARY_PATH"}
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(build.plugin)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert re.search(r"libggml(-base)?\.so\.0: cannot open shared object file", result.stderr), result.stderr
