@@ -19,7 +19,7 @@ GGML_VERSION = b"0.25.3\0"
 def complete(
     build: Build, environment: dict[str, str], *options: str, model: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Four tokens through stock llama-completion, without repacked weights: some machines lack what their CPU promises."""
+    """Four tokens through stock llama-completion; no repacked weights, whose AMX code some virtual machines refuse."""
     command = [build.llama_bin / "llama-completion", "-m", model or embedded_model(), "-p", "SQLite is", "-n", "4"]
     command += ["-no-cnv", "--temp", "0", "--no-repack", *options]
     return subprocess.run(
