@@ -1,4 +1,4 @@
-"""LoRA adapters on attention and on expert tensors, which llama.cpp puts into the buffer type of the tensor they adapt."""
+"""LoRA adapters on attention and experts; llama.cpp puts them into the buffer type of the tensor they adapt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = ("qwen3moe", "mixtral", "gpt-oss", "olmoe", "grovemoe", "qwen3moe-sca
 @pytest.mark.parametrize("capacity", ["0", "all"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapter_on_experts(build: Build, family: str, capacity: str) -> None:
-    """Set, at half scale and taken off again between decodes: each step as stock; the adapter does change the logits."""
+    """Set, at half scale and taken off again between decodes: each step as stock; the adapter changes the logits."""
     adapter = str(adapter_path(family))
     tokens = token_stream(60)
     steps = (

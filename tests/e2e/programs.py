@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import tempfile
@@ -12,10 +13,10 @@ from typing import Any
 from tests.harness.environment import Build, process_environment, reference_device
 
 TIMEOUT_S = 300
-# What these programs log after their last output. Output and log go through one queue and one thread that llama.cpp does
-# not wait for at exit: without this text the end of the output may be missing too.
+# What these programs log after their last output. Output and log go through one queue and one thread that llama.cpp
+# does not wait for at exit: without this text the end of the output may be missing too.
 LAST_LOG_TEXT = {"llama-completion": "graphs reused =", "llama-perplexity": "Final estimate: PPL ="}
-MAX_ATTEMPTS = 12
+MAX_ATTEMPTS = 30
 # The CPU's own kernels on the weights as they are in the file, and as many threads on both sides.
 SAME_KERNELS = ("--no-repack", "-t", "2")
 
@@ -35,8 +36,9 @@ class Finished:
         return next(context for context in self.status["contexts"] if context["state"] != "idle")
 
 
+@functools.lru_cache(maxsize=64)
 def run_stock(build: Build, program: str, *arguments: str) -> Finished:
-    """Run a program without the plugin, on the reference device or on the CPU alone."""
+    """Run a program without the plugin, on the reference device or on the CPU alone; once per set of arguments."""
     return _run(build, program, [*arguments, "-dev", reference_device() or "none"], None, {})
 
 
@@ -95,6 +97,4 @@ def _run_once(
             timeout=TIMEOUT_S,
         )
         status = json.loads(status_file.read_text()) if status_file.is_file() else None
-    return Finished(
-        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"), status
-    )
+    return Finished(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"), status)

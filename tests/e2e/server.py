@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.programs import SAME_KERNELS, start_environment
 from tests.harness.environment import Build, reference_device
 
+HOST = "127.0.0.1"
 START_LIMIT_S = 120
 REQUEST_LIMIT_S = 120
 
@@ -31,18 +32,21 @@ class ServerFailed(RuntimeError):
 class Server:
     """A running server; `log` and `status` are complete once the context manager has ended."""
 
-    url: str
+    port: int
     log: str = ""
     status: dict[str, Any] | None = None
 
     def complete(self, prompt: str, n_predict: int) -> dict[str, Any]:
         """Greedy completion with the two likeliest tokens of every step; the response as decoded JSON."""
         body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "n_probs": 2, "cache_prompt": False}
-        request = urllib.request.Request(
-            f"{self.url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S) as response:
-            answer: dict[str, Any] = json.load(response)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=REQUEST_LIMIT_S)
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read()
+        connection.close()
+        if response.status != HTTPStatus.OK:
+            raise ServerFailed(f"/completion answered {response.status}: {text.decode(errors='replace')}")
+        answer: dict[str, Any] = json.loads(text)
         return answer
 
     def complete_together(self, prompts: list[str], n_predict: int) -> list[dict[str, Any]]:
@@ -57,7 +61,7 @@ def running_server(
 ) -> Iterator[Server]:
     """Start llama-server with the arguments, on MoECache0 if a capacity is given, and stop it at the end."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         port = probe.getsockname()[1]
     device = "MoECache0" if capacity is not None else reference_device() or "none"
     with tempfile.TemporaryDirectory(prefix="moecache-server-") as scratch:
@@ -65,7 +69,7 @@ def running_server(
         extra = {"GGML_MOECACHE_STATUS": str(status_file)} if capacity is not None else {}
         command = [
             str(build.llama_bin / "llama-server"),
-            *("--host", "127.0.0.1", "--port", str(port), "-dev", device, *SAME_KERNELS),
+            *("--host", HOST, "--port", str(port), "-dev", device, *SAME_KERNELS),
             *arguments,
         ]
         with log_file.open("wb") as log:
@@ -76,9 +80,9 @@ def running_server(
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        server = Server(f"http://127.0.0.1:{port}")
+        server = Server(port)
         try:
-            _wait_until_healthy(server.url, process, log_file)
+            _wait_until_healthy(port, process, log_file)
             yield server
         finally:
             process.terminate()
@@ -88,16 +92,21 @@ def running_server(
                 server.status = json.loads(status_file.read_text())
 
 
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+def _wait_until_healthy(port: int, process: subprocess.Popen[bytes], log_file: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
-                if response.status == 200:
-                    return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            pass
+    while time.monotonic() < deadline and process.poll() is None:
+        if _is_healthy(port):
+            return
         time.sleep(0.05)
     raise ServerFailed(f"llama-server did not become healthy:\n{log_file.read_text(errors='replace')[-4000:]}")
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

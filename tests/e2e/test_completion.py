@@ -24,7 +24,9 @@ def _arguments(model: Path, *options: str, prompt: str = PROMPTS[0], n_predict: 
     return ["-m", str(model), "-p", prompt, "-n", str(n_predict), *GREEDY, *options]
 
 
-def _same_text(build: Build, capacity: str, arguments: list[str], environment: dict[str, str] | None = None) -> Finished:
+def _same_text(
+    build: Build, capacity: str, arguments: list[str], environment: dict[str, str] | None = None
+) -> Finished:
     """Run on both sides; the texts must be equal and not empty."""
     stock = run_stock(build, PROGRAM, *arguments)
     assert stock.returncode == 0, stock.stderr
@@ -77,7 +79,7 @@ def test_no_warmup(build: Build, capacity: str) -> None:
         ("-ot", "attn=CPU"),
         ("-ot", "token_embd=MoECache0"),
     ],
-    ids=lambda options: " ".join(options),
+    ids=" ".join,
 )
 def test_options(build: Build, capacity: str, options: tuple[str, ...]) -> None:
     """Options that leave all experts in the store."""

@@ -11,7 +11,18 @@ from tests.harness.environment import Build
 from tests.models.tokenizer import embedded_model
 
 SMALL = ("-c", "512", "-b", "64", "-ub", "64")
-ARGUMENTS = ("-m", str(embedded_model()), "-p", "SQLite is", "-n", "16", "--temp", "0", "-no-cnv", "--no-display-prompt")
+ARGUMENTS = (
+    "-m",
+    str(embedded_model()),
+    "-p",
+    "SQLite is",
+    "-n",
+    "16",
+    "--temp",
+    "0",
+    "-no-cnv",
+    "--no-display-prompt",
+)
 # | MoECache0 (...) | total = free + (self = model + context + compute) + unaccounted |
 DEVICE_ROW = re.compile(r"- MoECache0 \(.*?\) \| +(\d+) = +(\d+) \+ \( *(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\)")
 HOST_ROW = re.compile(r"- Host +\| +(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)")
@@ -64,7 +75,7 @@ def test_too_small_for_the_layers(build: Build) -> None:
 
 
 def test_capacity_all_needs_room(build: Build) -> None:
-    """Copies of all experts, 13.5 MiB, do not fit into 8 MiB: the reason and the figures are named, the text is right."""
+    """Copies of all experts, 13.5 MiB, do not fit into 8 MiB: the reason is named, the text is right."""
     ours = run_moecache(
         build,
         "llama-completion",

@@ -1,11 +1,12 @@
 """llama-server on the device: parallel requests, a draft model and the model's own MTP layer answer as stock does.
 
-Greedy text is compared, so the two likeliest tokens must lie further apart than rounding: requests that run together share
-batches in an order that timing decides, and the CPU's matrix kernels round differently for other batch sizes.
+Greedy text is compared, so the two likeliest tokens must lie further apart than rounding: requests that run together
+share batches in an order that timing decides, and the CPU's matrix kernels round differently for other batch sizes.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -41,10 +42,16 @@ def _answers(build: Build, capacity: str | None, *arguments: str) -> tuple[list[
     return answers, server.status
 
 
+@functools.cache
+def _stock_answers(build: Build, *arguments: str) -> list[dict[str, Any]]:
+    """Stock's answers, which the tests of both capacities compare with."""
+    return _answers(build, None, *arguments)[0]
+
+
 @pytest.fixture(scope="module")
 def stock_texts(build: Build) -> list[str]:
     """Stock's answers, requested one by one; none of them rests on a near tie."""
-    answers, _ = _answers(build, None, *MODEL, *SEQUENTIAL)
+    answers = _stock_answers(build, *MODEL, *SEQUENTIAL)
     assert min(min(_margins(answer)) for answer in answers) > CLEAR_MARGIN
     return [answer["content"] for answer in answers]
 
@@ -71,7 +78,7 @@ def test_draft_model(build: Build, stock_texts: list[str], capacity: str, draft:
     """A second model on the same device: the target itself (every draft accepted), a random MoE model, a dense one."""
     path = embedded_model() if draft == "embedded" else model_path(draft, "Q4_0")
     options = (*MODEL, *SEQUENTIAL, "--spec-type", "draft-simple", "-md", str(path))
-    stock, _ = _answers(build, None, *options)
+    stock = _stock_answers(build, *options)
     ours, status = _answers(build, capacity, *options, "-devd", "MoECache0", "-ngld", "99")
     assert [answer["content"] for answer in ours] == stock_texts
     for expected, actual in zip(stock, ours, strict=True):
@@ -87,7 +94,7 @@ def test_draft_model(build: Build, stock_texts: list[str], capacity: str, draft:
 def test_mtp_layer_drafts(build: Build, capacity: str) -> None:
     """--spec-type draft-mtp: target and MTP context are two contexts on one model, with their own layers."""
     options = ("-m", str(model_path("qwen35moe-mtp", "Q4_0")), *SEQUENTIAL, "--spec-type", "draft-mtp")
-    stock, _ = _answers(build, None, *options)
+    stock = _stock_answers(build, *options)
     ours, status = _answers(build, capacity, *options)
     for expected, actual in zip(stock, ours, strict=True):
         assert actual["content"] == expected["content"]

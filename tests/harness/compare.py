@@ -4,7 +4,7 @@
         --plugin build/libggml-moecache.so --llama-bin ~/.cache/ggml-moecache/llama-0.3.36-portable/bin
     python -m tests.harness.compare --family all --type Q4_0 --tokens all --capacity 0,all
 
-Prints one line per combination; exit status 1 if any differs. Without --tokens all scenarios of the exactness tests run.
+Prints one line per combination; exit status 1 if any differs. Without --tokens the exactness tests' scenarios run.
 """
 
 from __future__ import annotations

@@ -48,7 +48,12 @@ class Ggml:
     def __init__(self, llama_bin: Path) -> None:
         self._base = ctypes.CDLL(str(llama_bin / "libggml-base.so.0"))
         self._registry = ctypes.CDLL(str(llama_bin / "libggml.so.0"))
-        for name in ("ggml_backend_load", "ggml_backend_dev_by_name", "ggml_backend_dev_get", "ggml_backend_dev_by_type"):
+        for name in (
+            "ggml_backend_load",
+            "ggml_backend_dev_by_name",
+            "ggml_backend_dev_get",
+            "ggml_backend_dev_by_type",
+        ):
             getattr(self._registry, name).restype = ctypes.c_void_p
         self._registry.ggml_backend_dev_count.restype = ctypes.c_size_t
         self._registry.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
@@ -70,9 +75,10 @@ class Ggml:
             raise RuntimeError("struct ggml_tensor of the loaded ggml has another length than the test's copy of it")
         self._registry.ggml_backend_load_all_from_path(str(llama_bin).encode())
 
-    def load(self, plugin: Path) -> bool:
-        """Load a backend library; False if it refused."""
-        return bool(self._registry.ggml_backend_load(str(plugin).encode()))
+    def load(self, plugin: str | None) -> None:
+        """Load a backend library, if one is named. Raises ValueError if GGML refuses it."""
+        if plugin and not self._registry.ggml_backend_load(plugin.encode()):
+            raise ValueError(f"ggml did not load the plugin {plugin}")
 
     def device(self, name: str) -> int | None:
         """Address of the device of that name."""

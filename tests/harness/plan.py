@@ -31,7 +31,7 @@ class Step:
     """One action on one context of the scenario.
 
     decode: `tokens`, `positions`, `sequences` and `outputs` (1 where logits are wanted) of equal length. `hidden_seed`
-    other than 0 adds random hidden states of `n_embd` values per token, which an MTP context takes from the target model.
+    other than 0 adds random hidden states of `n_embd` values per token: what an MTP context gets from its target.
     remove, shift: `sequence`, `start` and `end` position (end -1: to the end); shift adds `delta`.
     copy: `sequence` to `target` sequence. save, load: the whole state of the context, through memory.
     lora: the adapter file `path` at `scale`, replacing earlier ones; scale 0 removes it.
@@ -82,9 +82,7 @@ class Plan:
     n_threads: int = 2
 
 
-def decode(
-    tokens: list[int], *, start: int = 0, sequence: int = 0, outputs: str = "all", context: int = 0
-) -> Step:
+def decode(tokens: list[int], *, start: int = 0, sequence: int = 0, outputs: str = "all", context: int = 0) -> Step:
     """Decode step for one sequence; `outputs` is "all" or "last"."""
     n_token = len(tokens)
     wanted = [1] * n_token if outputs == "all" else [0] * (n_token - 1) + [1]
@@ -109,9 +107,12 @@ def from_json(data: dict[str, Any]) -> Plan:
     model["overrides"] = tuple((pattern, buffer_type) for pattern, buffer_type in model["overrides"])
     scenarios = []
     for entry in data["scenarios"]:
-        steps = tuple(
-            Step(**{key: tuple(value) if isinstance(value, list) else value for key, value in step.items()})
-            for step in entry["steps"]
-        )
+        steps = tuple(_step(step) for step in entry["steps"])
         scenarios.append(Scenario(**{**entry, "steps": steps}))
     return Plan(ModelOptions(**model), tuple(scenarios), data["n_threads"])
+
+
+def _step(entry: dict[str, Any]) -> Step:
+    """JSON has lists where a step has tuples."""
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return Step(**fields)

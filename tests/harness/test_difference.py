@@ -41,5 +41,5 @@ def test_nan_is_an_infinite_error() -> None:
 
 @pytest.mark.parametrize("actual", [{}, {"s/1": _logits([1, 2])}, {"s/0": _logits([1, 2, 3])}])
 def test_other_steps_or_shapes_are_refused(actual: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ValueError, match="steps differ|shape"):
+    with pytest.raises(ValueError, match=r"steps differ|shape"):
         compare({"s/0": _logits([1, 2])}, actual)

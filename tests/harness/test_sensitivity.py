@@ -1,4 +1,4 @@
-"""The test-bed notices a wrong expert: exactly the rows change whose tokens are routed to the experts that were swapped."""
+"""The test-bed notices a wrong expert: the rows change whose tokens are routed to the swapped experts, no others."""
 
 from __future__ import annotations
 

@@ -107,7 +107,9 @@ class Session:
             for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "op_offload"):
                 setattr(params, name, getattr(scenario, name))
             params.flash_attn_type = scenario.flash_attn
-            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP if scenario.is_mtp else llama_cpp.LLAMA_CONTEXT_TYPE_DEFAULT
+            params.ctx_type = (
+                llama_cpp.LLAMA_CONTEXT_TYPE_MTP if scenario.is_mtp else llama_cpp.LLAMA_CONTEXT_TYPE_DEFAULT
+            )
             params.n_threads = params.n_threads_batch = self._plan.n_threads
             if scenario.observe_routing:
                 callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
@@ -168,7 +170,8 @@ class Session:
         if status != 0:
             raise WorkerError(f"llama_decode of {n_token} tokens returned {status}")
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape=(sum(step.outputs), n_vocab))
+        shape = (sum(step.outputs), n_vocab)
+        logits: npt.NDArray[np.float32] = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape=shape)
         return logits.copy()
 
     def _hidden_states(self, step: plans.Step) -> npt.NDArray[np.float32] | None:
@@ -218,8 +221,7 @@ def main(arguments: list[str]) -> int:
     llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
     ggml = Ggml(Path(order["llama_bin"]))
     try:
-        if order["plugin"] and not ggml.load(Path(order["plugin"])):
-            raise WorkerError(f"ggml did not load the plugin {order['plugin']}")
+        ggml.load(order["plugin"])
         llama_cpp.llama_backend_init()
         plan = plans.from_json(order["plan"])
         session = Session(ggml, plan, order["device"])

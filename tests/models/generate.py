@@ -55,9 +55,7 @@ def model_path(family_name: str, type_name: str, llama_bin: Path | None = None, 
     if llama_bin is None:
         raise ValueError(f"type {type_name} is written by llama-quantize: name the folder of the llama.cpp programs")
     source = model_path(family_name, "F32", seed=seed)
-    return cached_file(
-        f"{family_name}-{type_name}-{seed}", lambda path: quantize(llama_bin, source, path, type_name)
-    )
+    return cached_file(f"{family_name}-{type_name}-{seed}", lambda path: quantize(llama_bin, source, path, type_name))
 
 
 def planted_routing(family_name: str, seed: int = 1) -> PlantedRouting:

@@ -17,7 +17,7 @@ ALPHA = 8.0
 
 
 def adapter_path(family_name: str, seed: int = 1) -> Path:
-    """Path of the adapter (F32, rank 4, alpha 8) for a family with unfused experts, written first if it is not there."""
+    """Path of the adapter (F32, rank 4, alpha 8) for a family with unfused experts, written first if needed."""
     return cached_file(f"lora-{family_name}-{seed}", lambda path: _write(path, FAMILIES[family_name], seed))
 
 

@@ -12,8 +12,11 @@ QUANTIZE_ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "Q4_K": (("--pure",), "Q4_K_S"),
     # Gate and up in Q4_K, down in Q6_K in every second layer: experts of one model with different strides.
     "Q4_K+Q6_K": (
-        ("--tensor-type", r"ffn_(gate|up|gate_up)_c?h?exps=q4_K", "--tensor-type", r"\.[02468]\.ffn_down_c?h?exps=q4_K")
-        + ("--tensor-type", r"\.[13579]\.ffn_down_c?h?exps=q6_K"),
+        (
+            *("--tensor-type", r"ffn_(gate|up|gate_up)_c?h?exps=q4_K"),
+            *("--tensor-type", r"\.[02468]\.ffn_down_c?h?exps=q4_K"),
+            *("--tensor-type", r"\.[13579]\.ffn_down_c?h?exps=q6_K"),
+        ),
         "Q4_K_S",
     ),
     "MXFP4": (("--tensor-type", r"ffn_.*_c?h?exps=mxfp4"), "Q8_0"),

@@ -5,7 +5,7 @@ into the channels of the experts the token shall use, nothing else writes there 
 stream has zero rows at the channels), and the router reads exactly its own channels. So the ordered top-k of a token is
 known in advance, depends on the token alone and is separated by gaps that no rounding difference can close.
 
-Expert popularity is skewed (Zipf), as in trained models: an expert that every token uses and one that few use both exist.
+Expert popularity is skewed (Zipf), as in trained models: some experts are used by most tokens, some by few.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class PlantedRouting:
 
     def expert_ids(self, layer: int, tokens: npt.ArrayLike) -> IntArray:
         """Experts of each token in rank order, shape (n_token, top_k)."""
-        return self._choice[layer][np.asarray(tokens)]
+        chosen: IntArray = self._choice[layer][np.asarray(tokens)]
+        return chosen
 
     def write_levels(self, embedding: FloatArray) -> None:
         """Write the levels into the channels of `embedding` (n_vocab, n_embd), in place."""

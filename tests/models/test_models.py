@@ -18,7 +18,7 @@ from tests.models.routing import PlantedRouting
 
 @pytest.mark.parametrize("family", MOE_FAMILIES)
 def test_planted_choice_is_distinct_and_skewed(family: str) -> None:
-    """No expert twice in a token; every expert is used; the most popular is used at least twice as often as the rarest."""
+    """No expert twice in a token; all are used; the most popular at least twice as often as the rarest."""
     geometry = FAMILIES[family].geometry
     routing = planted_routing(family)
     for layer in geometry.moe_layers:
@@ -97,5 +97,5 @@ def test_types_are_complete() -> None:
 
 @pytest.mark.parametrize(("family", "type_name"), [("qwen", "Q4_0"), ("qwen3moe", "Q3_K")])
 def test_unknown_names_are_refused(family: str, type_name: str) -> None:
-    with pytest.raises(ValueError, match="unknown (family|type) .*, known are: "):
+    with pytest.raises(ValueError, match=r"unknown (family|type) .*, known are: "):
         model_path(family, type_name)

@@ -1,4 +1,4 @@
-"""deepseek2 as DeepSeek-V3: latent attention, a dense first layer, sigmoid router with selection bias and expert groups."""
+"""deepseek2 as DeepSeek-V3: latent attention, dense first layer, sigmoid router with selection bias and groups."""
 
 from __future__ import annotations
 

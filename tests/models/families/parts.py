@@ -29,15 +29,22 @@ def grouped_query_attention(builder: ModelBuilder, layer: int, *, gated: bool = 
         builder.norm(block + "attn_k_norm.weight", geometry.head_dim)
 
 
-def routed_experts(builder: ModelBuilder, layer: int, *, fused: bool = False) -> None:
-    """Router, and gate, up and down of all experts; `fused` writes gate and up as one tensor."""
+def routed_experts(builder: ModelBuilder, layer: int, *, fused: bool = False, gated: bool = True) -> None:
+    """Router, and gate, up and down of all experts; `fused` writes gate and up as one tensor, not `gated` up alone."""
     builder.router(layer)
     geometry = builder.geometry
-    expert_matrices(builder, layer, "exps", geometry.n_expert, geometry.n_ff_expert, fused=fused)
+    expert_matrices(builder, layer, "exps", geometry.n_expert, geometry.n_ff_expert, fused=fused, gated=gated)
 
 
 def expert_matrices(
-    builder: ModelBuilder, layer: int, suffix: str, n_expert: int, n_ff: int, *, fused: bool = False
+    builder: ModelBuilder,
+    layer: int,
+    suffix: str,
+    n_expert: int,
+    n_ff: int,
+    *,
+    fused: bool = False,
+    gated: bool = True,
 ) -> None:
     """The matrices of one expert family of a layer: blk.N.ffn_{gate,up,down}_<suffix>.weight."""
     n_embd = builder.geometry.n_embd
@@ -45,7 +52,8 @@ def expert_matrices(
     if fused:
         builder.matrix(f"{block}gate_up_{suffix}.weight", n_expert, 2 * n_ff, n_embd)
     else:
-        builder.matrix(f"{block}gate_{suffix}.weight", n_expert, n_ff, n_embd)
+        if gated:
+            builder.matrix(f"{block}gate_{suffix}.weight", n_expert, n_ff, n_embd)
         builder.matrix(f"{block}up_{suffix}.weight", n_expert, n_ff, n_embd)
     builder.matrix(f"{block}down_{suffix}.weight", n_expert, n_embd, n_ff, residual=True, gain=2.0)
 

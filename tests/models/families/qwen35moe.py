@@ -1,4 +1,4 @@
-"""qwen35moe: gated DeltaNet and gated attention layers, routed experts beside a gated shared expert; optional MTP layer."""
+"""qwen35moe: gated DeltaNet and gated attention, routed experts beside a gated shared expert; optional MTP layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The families of test models, one line each. Adding one: a `write` function in a file beside this one and a line here."""
+"""The families of test models, one line each. A new one: a `write` function in a file beside this one and a line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.models.builder import ModelBuilder
-from tests.models.families import deepseek2, gpt_oss, grovemoe, llama, olmoe, qwen3moe, qwen35moe
+from tests.models.families import (
+    deepseek2,
+    gpt_oss,
+    grovemoe,
+    llama,
+    llama4,
+    olmoe,
+    qwen3moe,
+    qwen35moe,
+    smallthinker,
+)
 from tests.models.geometry import Geometry
 
 
@@ -41,6 +51,15 @@ FAMILIES = {
         Family("qwen3moe", "qwen3moe", Geometry(n_layer=3, n_expert=6, top_k=3, n_ff_expert=512), qwen3moe.write),
         Family("qwen3moe-scaled", "qwen3moe", Geometry(n_expert=8, top_k=2), qwen3moe.write_scaled),
         Family("mixtral", "llama", Geometry(n_expert=8, top_k=2), llama.write),
+        Family(
+            "mixtral-ungated-top1",
+            "llama",
+            Geometry(n_expert=5, top_k=1),
+            llama.write_ungated,
+            n_expert_tensor_per_layer=2,
+        ),
+        Family("llama4", "llama4", Geometry(n_layer=4, n_expert=4, top_k=2), llama4.write),
+        Family("smallthinker", "smallthinker", Geometry(n_expert=8, top_k=3), smallthinker.write),
         Family("gpt-oss", "gpt-oss", Geometry(n_expert=8, top_k=4), gpt_oss.write),
         Family(
             "deepseek2",
