@@ -1,0 +1,52 @@
+#include "core/event-ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace moecache {
+
+event_ring::event_ring(size_t n_events, size_t k_max) :
+    n(n_events), k_max_(k_max), stride((sizeof(routing_event) + k_max * (sizeof(int32_t) + sizeof(float)) + 7) / 8 * 8),
+    memory(new char[n * stride]) {}
+
+routing_event * event_ring::slot(uint64_t index) const {
+    return reinterpret_cast<routing_event *>(memory.get() + index % n * stride);
+}
+
+routing_event * event_ring::begin(uint64_t batch_id) {
+    const uint64_t index = head.load(std::memory_order_relaxed);
+    if (index - cached_tail >= n) {
+        cached_tail = tail.load(std::memory_order_acquire);
+        if (index - cached_tail >= n) {
+            gap_batch = gap == 0 ? batch_id : gap_batch;
+            gap++;
+            lost.fetch_add(1, std::memory_order_relaxed);
+            return nullptr;
+        }
+    }
+    routing_event * event = slot(index);
+    std::memset(event, 0, sizeof(*event));
+    event->batch_id      = batch_id;
+    event->lost_before   = gap;
+    event->lost_batch_id = gap_batch;
+    return event;
+}
+
+void event_ring::commit() {
+    gap       = 0;
+    gap_batch = 0;
+    head.store(head.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+size_t event_ring::peek(const routing_event ** events) const {
+    const uint64_t first = tail.load(std::memory_order_relaxed);
+    const uint64_t last  = head.load(std::memory_order_acquire);
+    *events              = slot(first);
+    return static_cast<size_t>(std::min<uint64_t>(last - first, n - first % n));
+}
+
+void event_ring::release(size_t count) {
+    tail.store(tail.load(std::memory_order_relaxed) + count, std::memory_order_release);
+}
+
+} // namespace moecache

@@ -1,0 +1,90 @@
+// A bounded ring of routing events between the thread that runs the graph and one consumer (the log's writer, or
+// Python).
+//
+// One producer, one consumer, no lock: the producer owns `head`, the consumer owns `tail`. The producer neither
+// allocates nor calls the system. When the ring is full an event is lost and counted; the next event that fits carries
+// the count, so the consumer learns where the gap is. Memory is taken when the ring is made.
+//
+// One event is one routing decision: a layer's ordered top-k for one token. Its slot is a routing_event followed by
+// k_max ids (I32) and k_max weights (F32); slots lie one behind the other, so the readable part is at most two arrays.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace moecache {
+
+enum : uint8_t { MOECACHE_PHASE_PREFILL = 0, MOECACHE_PHASE_DECODE = 1 };
+
+// The fixed part of a slot. Stored by the writer and seen by Python: the order of the fields is part of the interface.
+struct routing_event {
+    uint64_t batch_id;    // ubatch (graph) of this context, from 0
+    uint64_t request_id;  // from 0, see request-tracker.h
+    int32_t  token_index; // position in the sequence, from 0
+    int32_t  layer_id;
+    uint8_t  family;      // index into routing_log's families
+    uint8_t  phase;       // MOECACHE_PHASE_*
+    uint16_t n_used;      // valid ids (and weights)
+    uint8_t  has_weights; // 0: the graph shows no router weights
+    uint8_t  reserved[3];
+    uint32_t lost_before; // events lost between the previous event and this one
+    uint32_t reserved_2;
+    uint64_t lost_batch_id; // ubatch of the first of them
+
+    int32_t *       ids() { return reinterpret_cast<int32_t *>(this + 1); }
+    const int32_t * ids() const { return reinterpret_cast<const int32_t *>(this + 1); }
+};
+static_assert(sizeof(routing_event) == 48, "the layout is an interface");
+
+class event_ring {
+public:
+    // REQUIRES: n_events > 0, k_max > 0.
+    event_ring(size_t n_events, size_t k_max);
+
+    // --- producer ---
+
+    // A slot to fill, or nullptr when the ring is full: then the event is lost and has been counted (`batch_id` names
+    // the gap). commit() makes the slot visible; until then begin() returns the same slot.
+    routing_event * begin(uint64_t batch_id);
+    void            commit();
+
+    float * weights(routing_event * event) const { return reinterpret_cast<float *>(event->ids() + k_max_); }
+
+    // --- consumer ---
+
+    // The events that can be read without a gap in memory: *events points to the first of them, `stride_bytes()` apart.
+    size_t peek(const routing_event ** events) const;
+    void   release(size_t n); // REQUIRES: n <= the result of the last peek()
+
+    const float * weights(const routing_event * event) const {
+        return reinterpret_cast<const float *>(event->ids() + k_max_);
+    }
+
+    // --- any thread ---
+
+    size_t   stride_bytes() const { return stride; }
+    size_t   n_slots() const { return n; }
+    size_t   k_max() const { return k_max_; }
+    uint64_t n_committed() const { return head.load(std::memory_order_acquire); }
+    uint64_t n_lost() const { return lost.load(std::memory_order_relaxed); }
+
+private:
+    routing_event * slot(uint64_t index) const;
+
+    const size_t            n;
+    const size_t            k_max_;
+    const size_t            stride;
+    std::unique_ptr<char[]> memory;
+
+    // Producer and consumer each write their own cache line.
+    alignas(64) std::atomic<uint64_t> head { 0 }; // events committed
+    uint64_t              cached_tail = 0;        // of the producer: what it last saw of `tail`
+    uint32_t              gap         = 0;        // events lost since the last commit
+    uint64_t              gap_batch   = 0;
+    std::atomic<uint64_t> lost { 0 };
+    alignas(64) std::atomic<uint64_t> tail { 0 }; // events released
+};
+
+} // namespace moecache

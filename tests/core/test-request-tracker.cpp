@@ -1,0 +1,102 @@
+#include "core/event-ring.h"
+#include "core/request-tracker.h"
+
+#include "check.h"
+
+using namespace moecache;
+
+// "request:position" per token, "d" behind decode tokens
+static std::string assign(request_tracker & tracker, std::vector<int32_t> positions) {
+    std::vector<token_info> tokens;
+    tracker.assign(positions.data(), positions.size(), tokens);
+    std::string text;
+    for (const token_info & token : tokens) {
+        text += (text.empty() ? "" : " ") + std::to_string(token.request_id) + ":" + std::to_string(token.token_index);
+        text += token.phase == MOECACHE_PHASE_DECODE ? "d" : "";
+    }
+    return text;
+}
+
+TEST(one_request_after_the_other) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0, 1, 2 }), "0:0 0:1 0:2");
+    CHECK_EQ(assign(tracker, { 3 }), "0:3d");
+    CHECK_EQ(assign(tracker, { 4 }), "0:4d");
+    CHECK_EQ(assign(tracker, { 0, 1 }), "1:0 1:1");
+    CHECK_EQ(assign(tracker, { 2 }), "1:2d");
+}
+
+TEST(a_single_first_token_is_prefill) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0 }), "0:0");
+    CHECK_EQ(assign(tracker, { 1 }), "0:1d");
+}
+
+TEST(a_prompt_in_several_ubatches_is_one_request) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0, 1 }), "0:0 0:1");
+    CHECK_EQ(assign(tracker, { 2, 3 }), "0:2 0:3");
+}
+
+TEST(parallel_sequences_in_step_keep_their_order) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0, 1, 0, 1 }), "0:0 0:1 1:0 1:1");
+    CHECK_EQ(assign(tracker, { 2, 2 }), "0:2d 1:2d");
+    CHECK_EQ(assign(tracker, { 3, 3 }), "0:3d 1:3d");
+    CHECK_EQ(assign(tracker, { 4, 4 }), "0:4d 1:4d");
+}
+
+TEST(decode_beside_the_prefill_of_another) {
+    request_tracker tracker;
+    assign(tracker, { 0, 1, 2 });
+    CHECK_EQ(assign(tracker, { 3, 0, 1 }), "0:3d 1:0 1:1");
+    CHECK_EQ(assign(tracker, { 4, 2 }), "0:4d 1:2d");
+}
+
+TEST(a_finished_request_does_not_take_anothers_token) {
+    request_tracker tracker;
+    assign(tracker, { 0, 1, 2 }); // request 0 ends at position 2
+    assign(tracker, { 0, 1 });
+    CHECK_EQ(assign(tracker, { 2 }), "1:2d");
+    CHECK_EQ(assign(tracker, { 3 }), "1:3d"); // both end at 2, request 1 was in the ubatch before
+}
+
+TEST(a_token_that_continues_nothing_begins_a_request) {
+    request_tracker tracker;
+    assign(tracker, { 0, 1 });
+    CHECK_EQ(assign(tracker, { 100 }), "1:100d"); // a restored state
+    CHECK_EQ(assign(tracker, { 101 }), "1:101d");
+}
+
+TEST(an_id_set_by_hand_takes_all_tokens) {
+    request_tracker tracker;
+    assign(tracker, { 0, 1 });
+    tracker.set_request_id(7);
+    CHECK_EQ(assign(tracker, { 0, 1 }), "7:0 7:1");
+    CHECK_EQ(assign(tracker, { 2 }), "7:2d");
+    CHECK_EQ(assign(tracker, { 0 }), "7:0");
+    tracker.set_request_id(request_tracker::automatic);
+    CHECK_EQ(assign(tracker, { 0 }), "8:0");
+}
+
+TEST(without_positions_tokens_count_on) {
+    request_tracker         tracker;
+    std::vector<token_info> tokens;
+    tracker.assign(nullptr, 2, tokens);
+    tracker.assign(nullptr, 1, tokens);
+    CHECK_EQ(tokens[0].token_index, 2);
+    CHECK_EQ(tokens[0].request_id, 0u);
+}
+
+TEST(an_empty_ubatch_is_nothing) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, {}), "");
+}
+
+TEST(many_requests_do_not_grow_without_bound) {
+    request_tracker tracker;
+    for (int i = 0; i < 1000; i++) {
+        assign(tracker, { 0 });
+    }
+    CHECK_EQ(assign(tracker, { 1 }), "999:1d");
+}
