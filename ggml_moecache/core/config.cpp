@@ -17,6 +17,16 @@ static const variable_info table[] = {
       "Treat each device as if it had only this much memory: reported to llama.cpp and applied to its own and our allocations." },
     { "GGML_MOECACHE_STANDIN", "0", "0 or 1",
       "When no GPU is found, register the CPU as a stand-in device, so that everything runs and can be tested without a GPU." },
+    { "GGML_MOECACHE_LOG", "", "a folder",
+      "Write the routing log (traces/FORMAT.md) of every llama context to this folder. It must not hold a log yet." },
+    { "GGML_MOECACHE_LOG_RING_EVENTS", "262144", "a whole number of events, 64 to 67108864",
+      "Events that the log's ring holds while they wait for the writer. One event is one layer's choice for one token; a "
+      "ubatch of 512 tokens makes 512 for each MoE layer at once." },
+    { "GGML_MOECACHE_LOG_FULL", "drop", "drop or wait",
+      "What happens when the ring is full. drop: the event is lost, counted and marked in the log. wait: the model waits for "
+      "the writer." },
+    { "GGML_MOECACHE_LOG_LIVE", "0", "0 or 1",
+      "Keep the ring for a consumer in this process (Python's RoutingRing) instead of writing it to a folder." },
     { "MOECACHE_REQUIRE", "0", "0 or 1",
       "Turn every fallback (no room, an unsupported type, memory that cannot be pinned) into an error that ends the computation." },
 };
@@ -55,7 +65,12 @@ static std::string check(const variable_info & info, const std::string & value) 
     } else if (std::strcmp(info.name, "GGML_MOECACHE_DEVICE_MIB") == 0) {
         // the upper bound keeps the number of bytes below 2^63
         good = value.empty() || (parse_number(value, number) && number >= 1 && number < (uint64_t(1) << 43));
-    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 ||
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_RING_EVENTS") == 0) {
+        good = parse_number(value, number) && number >= 64 && number <= (uint64_t(1) << 26);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_FULL") == 0) {
+        good = value == "drop" || value == "wait";
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_LIVE") == 0 ||
+               std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 ||
                std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
         good = value == "0" || value == "1";
     }
@@ -102,6 +117,9 @@ std::string config_check() {
             return error;
         }
     }
+    if (config_get("GGML_MOECACHE_LOG_LIVE") == "1" && !config_get("GGML_MOECACHE_LOG").empty()) {
+        return "GGML_MOECACHE_LOG_LIVE must be 0 when GGML_MOECACHE_LOG names a folder: the ring has one consumer. Got '1' instead.";
+    }
     return "";
 }
 
@@ -110,6 +128,10 @@ config config_read() {
     result.capacity    = config_get("GGML_MOECACHE_CAPACITY") == "all" ? capacity_kind::all : capacity_kind::none;
     result.require     = config_get("MOECACHE_REQUIRE") == "1";
     result.status_file = config_get("GGML_MOECACHE_STATUS");
+    result.log_folder  = config_get("GGML_MOECACHE_LOG");
+    result.log_live    = config_get("GGML_MOECACHE_LOG_LIVE") == "1";
+    result.log_wait    = config_get("GGML_MOECACHE_LOG_FULL") == "wait";
+    parse_number(config_get("GGML_MOECACHE_LOG_RING_EVENTS"), result.n_log_ring_events);
     return result;
 }
 

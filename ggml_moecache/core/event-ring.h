@@ -70,6 +70,9 @@ public:
     uint64_t n_committed() const { return head.load(std::memory_order_acquire); }
     uint64_t n_lost() const { return lost.load(std::memory_order_relaxed); }
 
+    // Of the gap that no event has carried yet. REQUIRES: the producer has stopped.
+    uint64_t open_gap_batch_id() const { return gap_batch; }
+
 private:
     routing_event * slot(uint64_t index) const;
 

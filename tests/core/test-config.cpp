@@ -74,6 +74,23 @@ TEST(device_cap_is_in_mib) {
     CHECK_EQ(config_device_cap_bytes(), uint64_t(8) * 1024 * 1024 * 1024);
 }
 
+TEST(the_logs_settings_are_checked) {
+    clean();
+    CHECK_EQ(config_read().n_log_ring_events, 262144u);
+    for (const char * bad : { "0", "63", "67108865", "1099511627776", "many" }) {
+        CHECK(!config_set("GGML_MOECACHE_LOG_RING_EVENTS", bad).empty());
+    }
+    CHECK_EQ(config_set("GGML_MOECACHE_LOG_RING_EVENTS", "64"), "");
+    CHECK_EQ(config_set("GGML_MOECACHE_LOG_FULL", "wait"), "");
+    CHECK(!config_set("GGML_MOECACHE_LOG_FULL", "block").empty());
+    CHECK(config_read().log_wait);
+    CHECK_EQ(config_set("GGML_MOECACHE_LOG", "folder"), "");
+    CHECK_EQ(config_read().log_folder, "folder");
+    CHECK_EQ(config_set("GGML_MOECACHE_LOG_LIVE", "1"), "");
+    CHECK(config_check().find("the ring has one consumer") != std::string::npos);
+    clean();
+}
+
 TEST(every_variable_is_documented) {
     size_t                n     = 0;
     const variable_info * table = variable_table(n);

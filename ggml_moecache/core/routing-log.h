@@ -1,0 +1,81 @@
+// The routing log of one context: a ring that the graph's thread fills and a writer thread that turns it into JSON
+// Lines.
+//
+// Format: traces/FORMAT.md. Every write to the file ends with a complete line, so a process that is killed leaves a
+// readable file. The writer wakes up every millisecond, so that the producer never has to call the system to wake it.
+// An error of the file (disk full) is kept and ends the writing; the writer then empties the ring and counts what is
+// lost.
+#pragma once
+
+#include "core/event-ring.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace moecache {
+
+// Identifies this process's logs, such as "20261129T201502Z-4711-5f3a". The same for all contexts.
+const std::string & routing_run_id();
+
+struct routing_log_options {
+    std::string folder;    // of the log; made when it does not exist
+    std::string file_name; // "routing.jsonl"
+    uint64_t    context_id    = 0;
+    size_t      n_ring_events = 0;
+    size_t      k_max         = 0; // ids of one event at most
+};
+
+class routing_log {
+public:
+    // Open the file, which must not exist yet, and start the writer. Returns nullptr and a message on failure.
+    static std::unique_ptr<routing_log> open(const routing_log_options & options, std::string & error);
+
+    // Write what is in the ring and the end record, stop the writer.
+    ~routing_log();
+    routing_log(const routing_log &)             = delete;
+    routing_log & operator=(const routing_log &) = delete;
+
+    event_ring & ring() { return events; }
+
+    // Index of an expert family ("exps", "chexps") for routing_event::family. Not for the token path.
+    // REQUIRES: called by the producer before the first event that names the index is committed; at most 256 families.
+    uint8_t family(const std::string & name);
+
+    uint64_t    n_written() const { return written; }
+    uint64_t    n_lost() const { return events.n_lost() + unwritten; } // ring full, or not stored by the file system
+    std::string error() const;                                         // of the file, "" = none
+
+private:
+    routing_log(const routing_log_options & options, int file);
+
+    void run();
+    bool drain();
+    void write_event(const routing_event & event, const float * weights);
+    void write_overflow(uint64_t batch_id, uint64_t n_lost);
+    void store();
+
+    const uint64_t context_id;
+    event_ring     events;
+    int            file;   // -1 after an error
+    std::string    prefix; // ',"run_id":...,"context_id":...' of every line
+    std::string    buffer; // complete lines
+    uint64_t       n_in_buffer = 0;
+
+    // Written by the producer before a commit that uses them, read by the writer after: the ring's release and acquire
+    // order them.
+    std::string           family_names[256];
+    std::atomic<unsigned> n_families { 0 };
+
+    std::atomic<uint64_t> written { 0 };
+    std::atomic<uint64_t> unwritten { 0 };
+    std::atomic<int>      error_number { 0 };
+    uint64_t              reported_lost = 0; // of the ring's losses, those in overflow records
+
+    std::atomic<bool> stop { false };
+    std::thread       writer;
+};
+
+} // namespace moecache

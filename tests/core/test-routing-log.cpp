@@ -1,0 +1,188 @@
+#include "core/routing-log.h"
+
+#include "check.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+using namespace moecache;
+
+namespace {
+
+struct scratch_folder {
+    std::string path;
+
+    scratch_folder() {
+        char name[] = "/tmp/moecache-log-XXXXXX";
+        path        = mkdtemp(name);
+    }
+
+    ~scratch_folder() { CHECK_EQ(std::system(("rm -rf " + path).c_str()), 0); }
+};
+
+std::vector<std::string> lines_of(const std::string & path) {
+    std::ifstream            file(path);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) {
+        lines.push_back(line);
+    }
+    return lines;
+}
+
+routing_log_options options(const std::string & folder, size_t n_ring_events = 64) {
+    routing_log_options result;
+    result.folder        = folder;
+    result.file_name     = "routing.jsonl";
+    result.context_id    = 2;
+    result.n_ring_events = n_ring_events;
+    result.k_max         = 3;
+    return result;
+}
+
+void put(routing_log & log, int32_t token, float weight = 0.75f) {
+    routing_event * event = log.ring().begin(9);
+    if (event == nullptr) {
+        return;
+    }
+    event->request_id            = 4;
+    event->token_index           = token;
+    event->layer_id              = 7;
+    event->family                = log.family("exps");
+    event->phase                 = MOECACHE_PHASE_DECODE;
+    event->n_used                = 2;
+    event->has_weights           = 1;
+    event->ids()[0]              = 11;
+    event->ids()[1]              = 5;
+    log.ring().weights(event)[0] = weight;
+    log.ring().weights(event)[1] = 0.1f;
+    log.ring().commit();
+}
+
+std::unique_ptr<routing_log> open(const routing_log_options & options) {
+    std::string error;
+    auto        log = routing_log::open(options, error);
+    CHECK_EQ(error, "");
+    return log;
+}
+
+} // namespace
+
+TEST(an_event_is_a_line_and_the_log_ends_with_a_count) {
+    scratch_folder folder;
+    auto           log = open(options(folder.path + "/a/b"));
+    put(*log, 3);
+    log.reset();
+    const auto lines = lines_of(folder.path + "/a/b/routing.jsonl");
+    CHECK_EQ(lines.size(), 2u);
+    CHECK_EQ(
+        lines[0],
+        "{\"type\":\"event\",\"run_id\":\"" + routing_run_id() +
+            "\",\"context_id\":2,\"batch_id\":9,\"request_id\":4,\"token_index\":3,\"layer_id\":7,\"family\":\"exps\","
+            "\"phase\":\"decode\",\"expert_ids\":[11,5],\"router_weights\":[0.75,0.1],\"resident_experts\":null,"
+            "\"cache_hit\":[],\"admitted\":[],\"evicted\":[],\"copy_enqueued_ns\":null,\"copy_ready_ns\":null,"
+            "\"ready_before_next_token\":null,\"copy_bytes\":0,\"copy_duration_ns\":null,\"cpu_duration_ns\":null,"
+            "\"cuda_duration_ns\":null}");
+    CHECK_EQ(lines[1], "{\"type\":\"end\",\"run_id\":\"" + routing_run_id() +
+                           "\",\"context_id\":2,\"events\":1,\"lost_events\":0}");
+}
+
+TEST(weights_that_json_cannot_write_are_null) {
+    scratch_folder folder;
+    auto           log = open(options(folder.path));
+    put(*log, 0, std::numeric_limits<float>::quiet_NaN());
+    log.reset();
+    CHECK(lines_of(folder.path + "/routing.jsonl")[0].find("\"router_weights\":null") != std::string::npos);
+}
+
+TEST(nothing_is_lost_silently_under_load) {
+    scratch_folder folder;
+    auto           log      = open(options(folder.path, 64));
+    const int      n_events = 100000;
+    for (int token = 0; token < n_events; token++) {
+        put(*log, token);
+    }
+    const uint64_t lost = log->ring().n_lost();
+    log.reset();
+    uint64_t n_lines = 0;
+    uint64_t n_gap   = 0;
+    for (const std::string & line : lines_of(folder.path + "/routing.jsonl")) {
+        n_lines += line.find("\"type\":\"event\"") != std::string::npos;
+        const size_t at = line.find("\"lost_events\":");
+        if (line.find("\"type\":\"overflow\"") != std::string::npos) {
+            n_gap += std::strtoull(line.c_str() + at + 14, nullptr, 10);
+        }
+    }
+    CHECK_EQ(n_lines + lost, static_cast<uint64_t>(n_events));
+    CHECK_EQ(n_gap, lost);
+}
+
+TEST(losses_at_the_very_end_are_reported_too) {
+    scratch_folder folder;
+    auto           log = open(options(folder.path, 1));
+    for (int token = 0; token < 5000; token++) { // faster than a writer that sleeps a millisecond
+        put(*log, token);
+    }
+    const uint64_t lost = log->ring().n_lost();
+    CHECK(lost > 0);
+    log.reset();
+    uint64_t n_gap = 0;
+    for (const std::string & line : lines_of(folder.path + "/routing.jsonl")) {
+        if (line.find("\"type\":\"overflow\"") != std::string::npos) {
+            CHECK(line.find("\"batch_id\":9,") != std::string::npos);
+            n_gap += std::strtoull(line.c_str() + line.find("\"lost_events\":") + 14, nullptr, 10);
+        }
+    }
+    CHECK_EQ(n_gap, lost);
+}
+
+TEST(a_log_is_never_overwritten) {
+    scratch_folder folder;
+    std::ofstream(folder.path + "/routing.jsonl") << "mine\n";
+    std::string error;
+    CHECK(routing_log::open(options(folder.path), error) == nullptr);
+    CHECK_EQ(error,
+             folder.path + "/routing.jsonl exists already and is not overwritten; name another folder or remove it");
+    CHECK_EQ(lines_of(folder.path + "/routing.jsonl")[0], "mine");
+}
+
+TEST(a_folder_that_is_a_file_is_refused) {
+    scratch_folder folder;
+    std::ofstream(folder.path + "/file") << "x";
+    std::string error;
+    CHECK(routing_log::open(options(folder.path + "/file"), error) == nullptr);
+    CHECK_EQ(error, folder.path + "/file is a file, not a folder; name another one");
+    CHECK(routing_log::open(options(folder.path + "/file/below"), error) == nullptr);
+    CHECK(error.find("cannot make the folder " + folder.path + "/file/below: ") == 0 || error.find("cannot use") == 0);
+}
+
+TEST(a_full_disk_is_an_error_and_counts_as_lost) {
+    if (access("/dev/full", W_OK) != 0) {
+        return; // not every system has it
+    }
+    scratch_folder folder;
+    // O_EXCL refuses a link, so the log is opened on a file and its descriptor is pointed to /dev/full
+    auto log = open(options(folder.path));
+    for (int fd = 3; fd < 64; fd++) {
+        char       target[256] = { 0 };
+        const auto n           = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), target, sizeof(target) - 1);
+        if (n > 0 && std::string(target) == folder.path + "/routing.jsonl") {
+            FILE * full = std::fopen("/dev/full", "w");
+            CHECK(dup2(fileno(full), fd) == fd);
+            std::fclose(full);
+        }
+    }
+    for (int token = 0; token < 10; token++) {
+        put(*log, token);
+    }
+    for (int i = 0; i < 2000 && log->error().empty(); i++) {
+        usleep(1000);
+    }
+    CHECK_EQ(log->error(), "No space left on device");
+    CHECK_EQ(log->n_written(), 0u);
+    CHECK_EQ(log->n_lost(), 10u);
+}
