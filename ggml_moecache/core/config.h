@@ -36,8 +36,12 @@ enum class capacity_kind { none, all };
 // The settings of one llama context, parsed. Only valid when config_check() is "".
 struct config {
     capacity_kind capacity = capacity_kind::none;
-    bool          require  = false; // every fallback is an error
-    std::string   status_file;      // "" = none
+    bool          require  = false;          // every fallback is an error
+    std::string   status_file;               // "" = none
+    std::string   log_folder;                // "" = no log
+    bool          log_live          = false; // the ring is read inside the process
+    bool          log_wait          = false; // a full ring makes the model wait
+    uint64_t      n_log_ring_events = 0;
 };
 
 config   config_read();
