@@ -1,6 +1,7 @@
 #include "backend/backend.h"
 
 #include "backend/buffer-type.h"
+#include "backend/context-log.h"
 #include "backend/moe-op.h"
 #include "core/expert-name.h"
 #include "core/status.h"
@@ -15,6 +16,7 @@ struct backend_context {
     config                          settings;
     std::shared_ptr<context_status> status;
     std::unique_ptr<moe_op>         moe;
+    std::unique_ptr<context_log>    log;                 // nullptr: not asked for
     bool                            announced   = false; // the status line was written
     bool                            all_refused = false; // capacity `all`, but there was no room: not tried again
     bool                            failed = false; // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
@@ -181,6 +183,21 @@ static void count(backend_context * context, const graph_plan & plan) {
     counters.n_unknown_blocks += plan.counts.n_unknown_blocks;
 }
 
+// Returns false when the computation must end.
+static bool record(backend_context * context, graph_plan & plan, const ggml_cgraph * graph) {
+    if (context->log == nullptr || plan.warmup) {
+        return true;
+    }
+    const std::string error = context->log->computed(plan, graph);
+    if (error.empty()) {
+        return true;
+    }
+    if (!context->settings.require) {
+        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::log_file), error.c_str());
+    }
+    return fall_back(context, reason::log_file, error);
+}
+
 static bool has_host_ops(const graph_plan & plan) {
     return std::any_of(plan.walk.ops.begin(), plan.walk.ops.end(), [](const expert_op & op) { return op.on_host; });
 }
@@ -229,6 +246,7 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgrap
     const enum ggml_status status = context->moe->run(*plan, graph);
     if (status == GGML_STATUS_SUCCESS && !plan->walk.blocks.empty()) {
         count(context, *plan);
+        return record(context, *plan, graph) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
     return status;
 }
@@ -241,6 +259,7 @@ static const char * backend_get_name(ggml_backend_t backend) {
 
 static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
+    context->log.reset();
     context->moe.reset();
     ggml_backend_free(context->inner);
     context->status->close();
@@ -317,6 +336,9 @@ static bool backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t 
 
 static void backend_synchronize(ggml_backend_t backend) {
     ggml_backend_synchronize(inner_of(backend));
+    if (context_of(backend)->log != nullptr) {
+        context_of(backend)->log->synchronized();
+    }
 }
 
 static void backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
@@ -329,7 +351,13 @@ static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t even
 
 static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                    ggml_backend_graph_optimize_params * params) {
-    inner_of(backend)->iface.graph_optimize(inner_of(backend), graph, params);
+    ggml_backend_t inner = inner_of(backend);
+    if (inner->iface.graph_optimize != nullptr) {
+        inner->iface.graph_optimize(inner, graph, params);
+    }
+    if (context_of(backend)->log != nullptr) {
+        context_of(backend)->log->graph_optimize(graph, params);
+    }
 }
 
 static ggml_guid_t backend_guid() {
@@ -351,7 +379,7 @@ static ggml_backend_i backend_table(const ggml_backend_i & inner) {
         /* .set_tensor_2d_async = */ inner.set_tensor_2d_async != nullptr ? backend_set_tensor_2d_async : nullptr,
         /* .get_tensor_2d_async = */ inner.get_tensor_2d_async != nullptr ? backend_get_tensor_2d_async : nullptr,
         /* .cpy_tensor_async    = */ inner.cpy_tensor_async != nullptr ? backend_cpy_tensor_async : nullptr,
-        /* .synchronize         = */ inner.synchronize != nullptr ? backend_synchronize : nullptr,
+        /* .synchronize         = */ backend_synchronize,
         /* .graph_plan_create   = */ nullptr, // GGML's plans would pass MoE blocks by us; llama.cpp uses none
         /* .graph_plan_free     = */ nullptr,
         /* .graph_plan_update   = */ nullptr,
@@ -359,7 +387,7 @@ static ggml_backend_i backend_table(const ggml_backend_i & inner) {
         /* .graph_compute       = */ backend_graph_compute,
         /* .event_record        = */ inner.event_record != nullptr ? backend_event_record : nullptr,
         /* .event_wait          = */ inner.event_wait != nullptr ? backend_event_wait : nullptr,
-        /* .graph_optimize      = */ inner.graph_optimize != nullptr ? backend_graph_optimize : nullptr,
+        /* .graph_optimize      = */ backend_graph_optimize,
     };
 }
 
@@ -385,6 +413,9 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
         std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
     facts.capacity  = context->settings.capacity;
     context->status = context_status::create(facts);
+    if (context_log::wanted(context->settings)) {
+        context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status);
+    }
     return new ggml_backend { backend_guid(), backend_table(inner->iface), dev, context };
 }
 

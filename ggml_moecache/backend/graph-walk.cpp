@@ -152,9 +152,9 @@ graph_walk walk_graph(const ggml_cgraph * graph, const std::function<bool(const 
 namespace {
 
 struct placement_count {
-    std::map<std::pair<int, std::string>, uint64_t> stored; // (layer, family) -> experts
-    std::set<int>                                   stored_layers;
-    std::set<int>                                   all_layers;
+    std::map<std::pair<int, int>, uint64_t> stored; // (layer, family) -> experts
+    std::set<int>                           stored_layers;
+    std::set<int>                           all_layers;
 
     void add(const ggml_tensor * node, const std::function<bool(const ggml_tensor *)> & in_store) {
         expert_name name;

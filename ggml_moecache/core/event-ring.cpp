@@ -13,17 +13,22 @@ routing_event * event_ring::slot(uint64_t index) const {
     return reinterpret_cast<routing_event *>(memory.get() + index % n * stride);
 }
 
-routing_event * event_ring::begin(uint64_t batch_id) {
+bool event_ring::has_room() {
     const uint64_t index = head.load(std::memory_order_relaxed);
     if (index - cached_tail >= n) {
         cached_tail = tail.load(std::memory_order_acquire);
-        if (index - cached_tail >= n) {
-            gap_batch = gap == 0 ? batch_id : gap_batch;
-            gap++;
-            lost.fetch_add(1, std::memory_order_relaxed);
-            return nullptr;
-        }
     }
+    return index - cached_tail < n;
+}
+
+routing_event * event_ring::begin(uint64_t batch_id) {
+    if (!has_room()) {
+        gap_batch = gap == 0 ? batch_id : gap_batch;
+        gap++;
+        lost.fetch_add(1, std::memory_order_relaxed);
+        return nullptr;
+    }
+    const uint64_t  index = head.load(std::memory_order_relaxed);
     routing_event * event = slot(index);
     std::memset(event, 0, sizeof(*event));
     event->batch_id      = batch_id;

@@ -24,7 +24,7 @@ struct routing_event {
     uint64_t request_id;  // from 0, see request-tracker.h
     int32_t  token_index; // position in the sequence, from 0
     int32_t  layer_id;
-    uint8_t  family;      // index into routing_log's families
+    uint8_t  family;      // expert_family_name()
     uint8_t  phase;       // MOECACHE_PHASE_*
     uint16_t n_used;      // valid ids (and weights)
     uint8_t  has_weights; // 0: the graph shows no router weights
@@ -49,6 +49,7 @@ public:
     // the gap). commit() makes the slot visible; until then begin() returns the same slot.
     routing_event * begin(uint64_t batch_id);
     void            commit();
+    bool            has_room(); // begin() would give a slot; counts nothing
 
     float * weights(routing_event * event) const { return reinterpret_cast<float *>(event->ids() + k_max_); }
 

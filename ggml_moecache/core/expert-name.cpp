@@ -5,6 +5,12 @@
 
 namespace moecache {
 
+static const char * const family_names[n_expert_families] = { "exps", "chexps" };
+
+const char * expert_family_name(int family) {
+    return family_names[family];
+}
+
 bool expert_name_parse(const char * name, expert_name & result) {
     static const struct {
         const char * text;
@@ -37,14 +43,16 @@ bool expert_name_parse(const char * name, expert_name & result) {
         if (weight == nullptr || (weight[7] != '\0' && weight[7] != '#')) {
             return false;
         }
-        const std::string family(p, weight);
-        if (family != "exps" && family != "chexps") {
-            return false;
+        const size_t length = static_cast<size_t>(weight - p);
+        for (int family = 0; family < n_expert_families; family++) {
+            if (std::strlen(family_names[family]) == length && std::strncmp(p, family_names[family], length) == 0) {
+                result.layer  = static_cast<int>(layer);
+                result.family = family;
+                result.role   = role.role;
+                return true;
+            }
         }
-        result.layer  = static_cast<int>(layer);
-        result.family = family;
-        result.role   = role.role;
-        return true;
+        return false;
     }
     return false;
 }

@@ -3,16 +3,18 @@
 // identified by (layer, family, expert).
 #pragma once
 
-#include <string>
-
 namespace moecache {
+
+// Families that exist, by the number that the routing log stores; REQUIRES: family < n_expert_families.
+constexpr int n_expert_families = 2;
+const char *  expert_family_name(int family);
 
 enum class expert_role { gate, up, gate_up, down };
 
 struct expert_name {
-    int         layer = -1;
-    std::string family; // "exps" or "chexps"
-    expert_role role = expert_role::down;
+    int         layer  = -1;
+    int         family = 0; // 0 "exps", 1 "chexps"
+    expert_role role   = expert_role::down;
 };
 
 // Parse the name of an expert weight. The scheduler's copies ("MoECache0#blk.7.ffn_down_exps.weight#0") are recognised

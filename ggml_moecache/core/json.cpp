@@ -80,4 +80,14 @@ json_writer & json_writer::value(const char * key, bool truth) {
     return *this;
 }
 
+json_writer & json_writer::null(const char * key) {
+    return raw(key, "null");
+}
+
+json_writer & json_writer::raw(const char * key, const std::string & json) {
+    prefix(key);
+    out += json;
+    return *this;
+}
+
 } // namespace moecache

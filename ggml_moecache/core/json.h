@@ -16,6 +16,8 @@ public:
     json_writer & value(const char * key, const char * text);
     json_writer & value(const char * key, uint64_t number);
     json_writer & value(const char * key, bool truth);
+    json_writer & null(const char * key);
+    json_writer & raw(const char * key, const std::string & json); // REQUIRES: `json` is one JSON value
 
     const std::string & text() const { return out; }
 

@@ -39,6 +39,9 @@ static const reason_info table[] = {
     { reason::never_used, "never_used",
       "The library was loaded, but no model was computed on a MoECache device: select it with --device MoECache0 (llama.cpp takes "
       "CUDA0 when nothing is said), and check that layers are on it (--n-gpu-layers)." },
+    { reason::log_file, "log_file",
+      "The routing log could not be opened or written; the model runs on, and events that are not stored are counted as "
+      "lost." },
 };
 
 const reason_info * reason_table(size_t & n_reasons) {

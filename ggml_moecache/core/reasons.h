@@ -24,6 +24,7 @@ enum class reason {
     host_backend,
     status_file,
     never_used,
+    log_file,
 };
 
 struct reason_info {

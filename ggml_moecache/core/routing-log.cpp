@@ -1,5 +1,7 @@
 #include "core/routing-log.h"
 
+#include "core/expert-name.h"
+
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -70,28 +72,23 @@ routing_log::routing_log(const routing_log_options & options, int file) :
 }
 
 routing_log::~routing_log() {
+    close();
+}
+
+void routing_log::close() {
+    if (!writer.joinable()) {
+        return;
+    }
     stop = true;
     writer.join();
     if (file >= 0) {
-        close(file);
+        ::close(file);
     }
 }
 
 std::string routing_log::error() const {
     const int number = error_number;
     return number != 0 ? strerror(number) : "";
-}
-
-uint8_t routing_log::family(const std::string & name) {
-    const unsigned n = n_families;
-    for (unsigned i = 0; i < n; i++) {
-        if (family_names[i] == name) {
-            return static_cast<uint8_t>(i);
-        }
-    }
-    family_names[n] = name;
-    n_families      = n + 1;
-    return static_cast<uint8_t>(n);
 }
 
 // --- text ---------------------------------------------------------------------------------------------------------------------------
@@ -138,7 +135,7 @@ void routing_log::write_event(const routing_event & event, const float * weights
     text += ",\"layer_id\":";
     append(text, event.layer_id);
     text += ",\"family\":\"";
-    text += family_names[event.family];
+    text += expert_family_name(event.family);
     text += event.phase == MOECACHE_PHASE_DECODE ? "\",\"phase\":\"decode\",\"expert_ids\":" :
                                                    "\",\"phase\":\"prefill\",\"expert_ids\":";
     append_list(text, event.ids(), event.n_used);
@@ -172,7 +169,7 @@ void routing_log::store() {
         }
         if (n <= 0) {
             error_number = n < 0 ? errno : EIO;
-            close(file);
+            ::close(file);
             file = -1;
         } else {
             done += static_cast<size_t>(n);

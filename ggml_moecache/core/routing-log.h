@@ -33,16 +33,15 @@ public:
     // Open the file, which must not exist yet, and start the writer. Returns nullptr and a message on failure.
     static std::unique_ptr<routing_log> open(const routing_log_options & options, std::string & error);
 
-    // Write what is in the ring and the end record, stop the writer.
-    ~routing_log();
+    ~routing_log(); // close()
+
+    // Write what is in the ring and the end record, stop the writer. The counts are final then.
+    void close();
+
     routing_log(const routing_log &)             = delete;
     routing_log & operator=(const routing_log &) = delete;
 
     event_ring & ring() { return events; }
-
-    // Index of an expert family ("exps", "chexps") for routing_event::family. Not for the token path.
-    // REQUIRES: called by the producer before the first event that names the index is committed; at most 256 families.
-    uint8_t family(const std::string & name);
 
     uint64_t    n_written() const { return written; }
     uint64_t    n_lost() const { return events.n_lost() + unwritten; } // ring full, or not stored by the file system
@@ -63,11 +62,6 @@ private:
     std::string    prefix; // ',"run_id":...,"context_id":...' of every line
     std::string    buffer; // complete lines
     uint64_t       n_in_buffer = 0;
-
-    // Written by the producer before a commit that uses them, read by the writer after: the ring's release and acquire
-    // order them.
-    std::string           family_names[256];
-    std::atomic<unsigned> n_families { 0 };
 
     std::atomic<uint64_t> written { 0 };
     std::atomic<uint64_t> unwritten { 0 };

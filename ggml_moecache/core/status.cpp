@@ -1,16 +1,13 @@
 #include "core/status.h"
 
+#include "core/file.h"
 #include "core/json.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
 #include <mutex>
-
-#include <unistd.h>
 
 namespace moecache {
 
@@ -58,6 +55,16 @@ std::shared_ptr<context_status> context_status::create(const context_facts & fac
     status->current = facts;
     contexts().push_back(status);
     return status;
+}
+
+std::shared_ptr<context_status> context_status::find(uint64_t context_id) {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    for (const auto & context : contexts()) {
+        if (context->id == context_id) {
+            return context;
+        }
+    }
+    return nullptr;
 }
 
 context_facts context_status::facts() const {
@@ -111,10 +118,15 @@ std::string context_status::status_line() const {
 
 std::string context_status::exit_line() const {
     const auto & c = counters;
-    return format("moecache: exit: %" PRIu64 " hits, %" PRIu64 " misses, %" PRIu64 " copies, %.1f MiB copied, "
-                  "%" PRIu64 " graphs, %" PRIu64 " warm-up graphs",
-                  c.n_hits.load(), c.n_misses.load(), c.n_copies.load(), mib(c.copy_bytes.load()), c.n_graphs.load(),
-                  c.n_warmup_graphs.load());
+    std::string  line =
+        format("moecache: exit: %" PRIu64 " hits, %" PRIu64 " misses, %" PRIu64 " copies, %.1f MiB copied, "
+               "%" PRIu64 " graphs, %" PRIu64 " warm-up graphs",
+               c.n_hits.load(), c.n_misses.load(), c.n_copies.load(), mib(c.copy_bytes.load()), c.n_graphs.load(),
+               c.n_warmup_graphs.load());
+    if (c.n_log_events > 0 || c.n_log_lost > 0) {
+        line += format(", %" PRIu64 " events logged, %" PRIu64 " lost", c.n_log_events.load(), c.n_log_lost.load());
+    }
+    return line;
 }
 
 static void write_facts(json_writer & json, const context_facts & facts) {
@@ -130,6 +142,8 @@ static void write_counters(json_writer & json, const context_counters & c) {
     json.value("n_events", c.n_events.load()).value("n_hits", c.n_hits.load()).value("n_misses", c.n_misses.load());
     json.value("n_copies", c.n_copies.load()).value("copy_bytes", c.copy_bytes.load());
     json.value("n_partial_blocks", c.n_partial_blocks.load()).value("n_unknown_blocks", c.n_unknown_blocks.load());
+    json.value("n_log_events", c.n_log_events.load()).value("n_log_lost", c.n_log_lost.load());
+    json.value("n_log_events", c.n_log_events.load()).value("n_log_lost", c.n_log_lost.load());
 }
 
 std::string status_json() {
@@ -161,20 +175,7 @@ bool status_any_known() {
 }
 
 std::string status_write(const std::string & path) {
-    const std::string text      = status_json() + "\n";
-    const std::string temporary = path + ".tmp" + std::to_string(getpid());
-    std::FILE *       file      = std::fopen(temporary.c_str(), "w");
-    if (file == nullptr) {
-        return "cannot write " + path + ": " + std::strerror(errno);
-    }
-    const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const bool stored  = std::fclose(file) == 0 && written && std::rename(temporary.c_str(), path.c_str()) == 0;
-    if (!stored) {
-        const std::string error = "cannot write " + path + ": " + std::strerror(errno);
-        std::remove(temporary.c_str());
-        return error;
-    }
-    return "";
+    return file_replace(path, status_json() + "\n");
 }
 
 } // namespace moecache

@@ -52,12 +52,18 @@ struct context_counters {
     std::atomic<uint64_t> copy_bytes { 0 };
     std::atomic<uint64_t> n_partial_blocks { 0 }; // MoE blocks that an eval callback had cut
     std::atomic<uint64_t> n_unknown_blocks { 0 }; // MoE blocks of unknown form
+    std::atomic<uint64_t> n_log_events { 0 };     // events that the routing log has taken, set when it is closed
+    std::atomic<uint64_t> n_log_lost { 0 };       // events that it has lost: ring full, or not stored
 };
 
 class context_status {
 public:
     context_counters counters;
 
+    // Request that the routing log gives the next tokens; request_tracker::automatic: told by their positions.
+    std::atomic<uint64_t> request_id { UINT64_MAX };
+
+    uint64_t      context_id() const { return id; }
     context_facts facts() const;
     void          update(const context_facts & facts);
     void          add_fallback(reason why); // remembered once each, in order
@@ -65,6 +71,9 @@ public:
 
     std::string status_line() const; // "moecache: active: ..." or "moecache: inactive: ..."
     std::string exit_line() const;
+
+    // The context with this id, also after it was closed; nullptr when there is none.
+    static std::shared_ptr<context_status> find(uint64_t context_id);
 
     // A new context, known to status_json() from now on.
     static std::shared_ptr<context_status> create(const context_facts & facts);

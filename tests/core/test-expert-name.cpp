@@ -8,7 +8,7 @@ static void is_expert(const char * text, int layer, const char * family, expert_
     expert_name name;
     CHECK(expert_name_parse(text, name));
     CHECK_EQ(name.layer, layer);
-    CHECK_EQ(name.family, family);
+    CHECK_EQ(std::string(expert_family_name(name.family)), family);
     CHECK(name.role == role);
 }
 

@@ -3,6 +3,8 @@
 
 #include "check.h"
 
+#include <cmath>
+
 using namespace moecache;
 
 // "request:position" per token, "d" behind decode tokens
@@ -99,4 +101,52 @@ TEST(many_requests_do_not_grow_without_bound) {
         assign(tracker, { 0 });
     }
     CHECK_EQ(assign(tracker, { 1 }), "999:1d");
+}
+
+// A KV cache of 8 cells; `visible[i]` lists the cells that token i may look at, its own included.
+static std::string assign_cells(request_tracker & tracker, std::vector<int32_t> positions, std::vector<int64_t> cells,
+                                std::vector<std::vector<int>> visible) {
+    const size_t       n_cells = 8;
+    std::vector<float> mask(positions.size() * n_cells, -INFINITY);
+    for (size_t token = 0; token < positions.size(); token++) {
+        for (const int cell : visible[token]) {
+            mask[token * n_cells + static_cast<size_t>(cell)] = 0.0f;
+        }
+    }
+    const attention_view    attention { cells.data(), mask.data(), false, n_cells, positions.size() };
+    std::vector<token_info> tokens;
+    CHECK(attention.consistent());
+    tracker.assign(positions.data(), positions.size(), tokens, &attention);
+    std::string text;
+    for (const token_info & token : tokens) {
+        text += (text.empty() ? "" : " ") + std::to_string(token.request_id) + ":" + std::to_string(token.token_index);
+    }
+    return text;
+}
+
+TEST(cells_tell_a_warm_up_from_the_request_after_it) {
+    request_tracker tracker;
+    CHECK_EQ(assign_cells(tracker, { 0, 1 }, { 0, 1 }, { { 0 }, { 0, 1 } }), "0:0 0:1");
+    // the memory was cleared: the same cells, written anew
+    CHECK_EQ(assign_cells(tracker, { 0, 1, 2 }, { 0, 1, 2 }, { { 0 }, { 0, 1 }, { 0, 1, 2 } }), "1:0 1:1 1:2");
+}
+
+TEST(cells_tell_sequences_apart_whatever_their_positions) {
+    request_tracker tracker;
+    CHECK_EQ(assign_cells(tracker, { 0, 1 }, { 0, 1 }, { { 0 }, { 0, 1 } }), "0:0 0:1");
+    // request 0 decodes position 2, beside the prompt of request 1
+    CHECK_EQ(assign_cells(tracker, { 2, 0, 1, 2 }, { 2, 3, 4, 5 }, { { 0, 1, 2 }, { 3 }, { 3, 4 }, { 3, 4, 5 } }),
+             "0:2 1:0 1:1 1:2");
+    // both at position 3, in the other order
+    CHECK_EQ(assign_cells(tracker, { 3, 3 }, { 6, 7 }, { { 3, 4, 5, 6 }, { 0, 1, 2, 7 } }), "1:3 0:3");
+}
+
+TEST(half_precision_masks_are_read) {
+    const int64_t        cells[1] = { 1 };
+    const uint16_t       mask[2]  = { 0xfc00, 0x0000 };
+    const attention_view attention { cells, mask, true, 2, 1 };
+    CHECK(!attention.visible(0, 0));
+    CHECK(attention.visible(1, 0));
+    CHECK(!attention.visible(2, 0)); // no such cell
+    CHECK(attention.consistent());
 }

@@ -1,0 +1,195 @@
+#include "backend/context-log.h"
+
+#include "core/expert-name.h"
+#include "core/live-ring.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include <unistd.h>
+
+namespace moecache {
+
+context_log::context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings,
+                         std::shared_ptr<context_status> status) :
+    dev(dev), settings(settings), status(status),
+    recorder(dev, inner, settings.log_wait && !settings.log_live, status->request_id) {}
+
+context_log::~context_log() {
+    recorder.land_all();
+    if (live != nullptr) {
+        status->counters.n_log_events = live->n_committed();
+        status->counters.n_log_lost   = live->n_lost();
+        live_ring_set(status->context_id(), nullptr);
+    }
+    if (log == nullptr) {
+        return;
+    }
+    facts.output_row_layers.assign(recorder.output_row_layers().begin(), recorder.output_row_layers().end());
+    run_metadata_set(facts);
+    log->close();
+    status->counters.n_log_events = log->n_written();
+    status->counters.n_log_lost   = log->n_lost();
+    std::string error             = log->error();
+    if (error.empty()) {
+        error = run_metadata_write(settings.log_folder);
+    }
+    if (!error.empty()) {
+        status->add_fallback(reason::log_file);
+        GGML_LOG_ERROR("moecache: %s: %s/%s: %s; %llu events were lost\n", reason_name(reason::log_file),
+                       settings.log_folder.c_str(), facts.file.c_str(), error.c_str(),
+                       static_cast<unsigned long long>(log->n_lost()));
+    }
+}
+
+// --- what ran -----------------------------------------------------------------------------------------------------------------------
+
+// FNV-1a over names, shapes, types and samples of the bytes: tells models apart without reading all of them.
+static void hash_bytes(uint64_t & hash, const void * data, size_t n) {
+    const auto * bytes = static_cast<const unsigned char *>(data);
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    }
+}
+
+static void hash_weight(uint64_t & hash, const ggml_tensor * weight) {
+    hash_bytes(hash, weight->name, strlen(weight->name));
+    hash_bytes(hash, weight->ne, sizeof(weight->ne));
+    const char * type = ggml_type_name(weight->type);
+    hash_bytes(hash, type, strlen(type));
+    const size_t n_bytes = ggml_nbytes(weight);
+    for (size_t at = 0; at + 64 <= n_bytes; at += std::max<size_t>(64, n_bytes / 64)) {
+        hash_bytes(hash, static_cast<const char *>(weight->data) + at, 64);
+    }
+}
+
+static const char * role_name(expert_role role) {
+    static const char * const names[] = { "gate", "up", "gate_up", "down" };
+    return names[static_cast<int>(role)];
+}
+
+// Expert weights of the store in the whole model graph, by name.
+static std::map<std::string, const ggml_tensor *> stored_weights(const ggml_cgraph *    graph,
+                                                                 const device_context * device) {
+    std::map<std::string, const ggml_tensor *> weights;
+    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
+        const ggml_tensor * tensor =
+            ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
+        expert_name name;
+        if (tensor != nullptr && tensor->op == GGML_OP_NONE && tensor->buffer != nullptr &&
+            tensor->buffer->buft == &device->store_type && expert_name_parse(tensor->name, name)) {
+            weights[tensor->name] = tensor;
+        }
+    }
+    return weights;
+}
+
+// Layers of the model as far as the names of its weights show.
+static uint64_t count_layers(const ggml_cgraph * graph) {
+    uint64_t n_layers = 0;
+    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
+        int layer = 0;
+        if (ggml_bitset_get(graph->visited_hash_set.used, i) &&
+            sscanf(graph->visited_hash_set.keys[i]->name, "blk.%d.", &layer) == 1 && layer >= 0) {
+            n_layers = std::max<uint64_t>(n_layers, static_cast<uint64_t>(layer) + 1);
+        }
+    }
+    return n_layers;
+}
+
+void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
+    const device_context * device = device_get(dev);
+    facts.context_id              = status->context_id();
+    facts.device                  = device->name;
+    facts.gpu                     = device->standin ? "" : ggml_backend_dev_description(device->inner);
+    facts.capacity                = capacity_name(settings.capacity);
+    facts.n_layers                = count_layers(graph);
+    facts.top_k                   = static_cast<uint64_t>(plan.walk.blocks.front().ids->ne[0]);
+
+    uint64_t                                     hash = 0xcbf29ce484222325u;
+    std::map<std::pair<int, int>, expert_layout> layouts;
+    for (const auto & entry : stored_weights(graph, device)) {
+        expert_name name;
+        expert_name_parse(entry.first.c_str(), name);
+        hash_weight(hash, entry.second);
+        expert_layout & layout = layouts[{ name.layer, name.family }];
+        layout.layer           = name.layer;
+        layout.family          = expert_family_name(name.family);
+        layout.n_experts       = static_cast<uint64_t>(entry.second->ne[2]);
+        layout.expert_bytes += entry.second->nb[2];
+        layout.types.emplace_back(role_name(name.role), ggml_type_name(entry.second->type));
+    }
+    char text[17];
+    snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
+    facts.fingerprint = text;
+    facts.layouts.clear();
+    for (const auto & entry : layouts) {
+        facts.layouts.push_back(entry.second);
+    }
+}
+
+// --- open and record ----------------------------------------------------------------------------------------------------------------
+
+// The first context of the process that logs into a folder writes routing.jsonl, further ones
+// routing-<context_id>.jsonl.
+static std::string choose_file_name(const std::string & folder, uint64_t context_id, std::string & error) {
+    static std::mutex            mutex;
+    static std::set<std::string> known; // folders of this process
+    std::lock_guard<std::mutex>  lock(mutex);
+    if (known.count(folder) != 0) {
+        return "routing-" + std::to_string(context_id) + ".jsonl";
+    }
+    if (access((folder + "/run.json").c_str(), F_OK) == 0) {
+        error = folder + " holds the log of another run, which is not overwritten; name another folder or remove it";
+        return "";
+    }
+    known.insert(folder);
+    return "routing.jsonl";
+}
+
+std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph) {
+    size_t k_max = 1;
+    for (const moe_block & block : plan.walk.blocks) {
+        k_max = std::max(k_max, static_cast<size_t>(block.ids->ne[0]));
+    }
+    if (settings.log_live) {
+        live = std::make_shared<event_ring>(settings.n_log_ring_events, k_max);
+        live_ring_set(status->context_id(), live);
+        recorder.set_ring(live.get());
+        return "";
+    }
+    std::string         error;
+    routing_log_options options;
+    options.folder        = settings.log_folder;
+    options.context_id    = status->context_id();
+    options.n_ring_events = settings.n_log_ring_events;
+    options.k_max         = k_max;
+    options.file_name     = choose_file_name(settings.log_folder, options.context_id, error);
+    if (error.empty()) {
+        log = routing_log::open(options, error);
+    }
+    if (log == nullptr) {
+        return error;
+    }
+    describe(plan, graph);
+    facts.file = options.file_name;
+    run_metadata_set(facts);
+    recorder.set_ring(&log->ring());
+    return run_metadata_write(settings.log_folder);
+}
+
+std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph) {
+    std::string error;
+    if (!opened) {
+        opened = true;
+        error  = open(plan, graph);
+    }
+    recorder.record(plan, graph);
+    return error;
+}
+
+} // namespace moecache

@@ -1,0 +1,48 @@
+// The routing log of one backend: opens it at the first graph with an MoE block, feeds it, closes it, and keeps
+// run.json. Owned by one backend, used by the thread that runs its graphs.
+#pragma once
+
+#include "backend/routing-recorder.h"
+#include "core/config.h"
+#include "core/routing-log.h"
+#include "core/run-metadata.h"
+#include "core/status.h"
+
+#include <memory>
+
+namespace moecache {
+
+class context_log {
+public:
+    context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings,
+                std::shared_ptr<context_status> status);
+    ~context_log(); // REQUIRES: the inner backend still exists
+    context_log(const context_log &)             = delete;
+    context_log & operator=(const context_log &) = delete;
+
+    static bool wanted(const config & settings) { return settings.log_live || !settings.log_folder.empty(); }
+
+    void graph_optimize(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+        recorder.keep_tensors(graph, params);
+    }
+
+    // A plan with MoE blocks has been handed to the device. Returns "" or, once, why the log could not be opened.
+    std::string computed(graph_plan & plan, const ggml_cgraph * graph);
+
+    void synchronized() { recorder.land_all(); }
+
+private:
+    std::string open(const graph_plan & plan, const ggml_cgraph * graph);
+    void        describe(const graph_plan & plan, const ggml_cgraph * graph);
+
+    ggml_backend_dev_t              dev;
+    const config                    settings;
+    std::shared_ptr<context_status> status;
+    routing_recorder                recorder;
+    std::shared_ptr<event_ring>     live;
+    std::unique_ptr<routing_log>    log;
+    run_context                     facts;
+    bool                            opened = false; // or tried to
+};
+
+} // namespace moecache

@@ -1,0 +1,35 @@
+// What the routing log reads of one graph; part of its plan, made once per graph.
+#pragma once
+
+#include "transfer/gather.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace moecache {
+
+// The routing of one block: what is gathered, and whose it is.
+struct routing_source {
+    size_t   ids_offset     = 0; // I32 [n_rows][n_used] in the gather's memory
+    size_t   weights_offset = 0; // F32 [n_rows][n_used]
+    bool     has_weights    = false;
+    int32_t  layer          = 0;
+    uint8_t  family         = 0;
+    uint16_t n_used         = 0;
+    uint32_t n_rows         = 0;
+};
+
+struct plan_routing {
+    bool                        made = false;
+    std::vector<routing_source> blocks;         // in graph order
+    std::vector<gather_source>  gathers;        // of all blocks
+    size_t                      size_bytes = 0; // of gathered memory
+    size_t                      n_tokens   = 0; // of the ubatch
+    const ggml_tensor * positions  = nullptr;   // llama.cpp's input, I32 [n_tokens * n], in host memory; nullptr = none
+    const ggml_tensor * output_ids = nullptr;   // I32 [n_outputs], in host memory; nullptr = none
+    const ggml_tensor * mask =
+        nullptr; // F32 or F16 [n_cells, n_tokens], in host memory; nullptr = none, or several streams
+    const ggml_tensor * cells = nullptr; // I64 [n_tokens], in host memory
+};
+
+} // namespace moecache

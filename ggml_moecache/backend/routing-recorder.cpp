@@ -1,0 +1,281 @@
+#include "backend/routing-recorder.h"
+
+#include "backend/buffer-type.h"
+#include "core/expert-name.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace moecache {
+
+// Entries of graphs that are long gone are dropped together; a graph has one per MoE layer.
+static const size_t max_weights_known = 16384;
+
+routing_recorder::routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full,
+                                   const std::atomic<uint64_t> & request_id) :
+    dev(dev), inner(inner), wait_when_full(wait_when_full), request_id(request_id), flights(routing_gather::n_slots) {
+#ifdef MOECACHE_CUDA
+    gather = make_cuda_gather(dev, inner);
+#endif
+    if (gather == nullptr) {
+        gather = make_ggml_gather(dev, inner);
+    }
+}
+
+routing_recorder::~routing_recorder() {
+    land_all();
+}
+
+// --- router tensors -----------------------------------------------------------------------------------------------------------------
+
+static bool has_weights_shape(const ggml_tensor * tensor, const moe_block & block) {
+    return tensor->type == GGML_TYPE_F32 && tensor->ne[0] == 1 && tensor->ne[1] == block.ids->ne[0] &&
+           tensor->ne[2] == block.n_tokens && tensor->ne[3] == 1 && tensor->nb[1] == sizeof(float);
+}
+
+static bool has_weights_name(const ggml_tensor * tensor) {
+    return std::strncmp(tensor->name, "ffn_moe_weights", 15) == 0;
+}
+
+// The operand of `node` that looks like router weights, or nullptr.
+static ggml_tensor * weights_operand(const ggml_tensor * node, const moe_block & block) {
+    if (node->op != GGML_OP_MUL) {
+        return nullptr;
+    }
+    ggml_tensor * found = nullptr;
+    for (int j = 0; j < 2; j++) {
+        if (has_weights_shape(node->src[j], block) && !(found != nullptr && has_weights_name(found))) {
+            found = node->src[j];
+        }
+    }
+    return found;
+}
+
+// The router's weights are what the rows of the block are multiplied with, at its end, or at its beginning (Llama 4).
+// Per-expert scales have the same shape and come first, so the last such product counts, and llama.cpp's name for the
+// weights before it.
+static ggml_tensor * find_weights(const ggml_cgraph * graph, const graph_walk & walk, const moe_block & block) {
+    const int                        first    = block.first;
+    const int                        last     = std::min(block.last + 64, graph->n_nodes - 1);
+    ggml_tensor *                    found    = nullptr;
+    std::vector<const ggml_tensor *> chain    = { graph->nodes[block.last] };
+    const auto                       consider = [&](ggml_tensor * tensor) {
+        if (tensor != nullptr && (found == nullptr || !has_weights_name(found) || has_weights_name(tensor))) {
+            found = tensor;
+        }
+    };
+    const ggml_tensor * input = graph->nodes[walk.ops[block.ops.front()].node]->src[1];
+    consider(weights_operand(input, block));
+    for (int i = first; i <= last; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        const bool follows = std::any_of(std::begin(node->src), std::end(node->src), [&](const ggml_tensor * src) {
+            return src != nullptr && std::find(chain.begin(), chain.end(), src) != chain.end();
+        });
+        if (i > block.last && follows && ggml_are_same_shape(node, chain.front())) {
+            consider(weights_operand(node, block));
+            chain.push_back(node);
+        }
+    }
+    return found;
+}
+
+void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+    const device_context * device = device_get(dev);
+    const graph_walk       walk   = walk_graph(
+        graph,
+        [device](const ggml_tensor * weight) {
+            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
+        },
+        [](const ggml_tensor *) { return false; });
+    if (walk.blocks.empty()) {
+        return;
+    }
+    if (weights_of.size() > max_weights_known) {
+        weights_of.clear();
+    }
+    ggml_tensor * until = graph->nodes[graph->n_nodes - 1];
+    for (const moe_block & block : walk.blocks) {
+        ggml_tensor * weights = find_weights(graph, walk, block);
+        weights_of[block.ids] = weights;
+        params->add_alloc_dep(params->user_data, const_cast<ggml_tensor *>(block.ids), until);
+        if (weights != nullptr) {
+            params->add_alloc_dep(params->user_data, weights, until);
+        }
+    }
+}
+
+// --- plan ---------------------------------------------------------------------------------------------------------------------------
+
+// An input of the model graph by llama.cpp's name, when its values lie in host memory.
+static const ggml_tensor * find_input(const ggml_cgraph * graph, const char * name) {
+    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
+        if (!ggml_bitset_get(graph->visited_hash_set.used, i)) {
+            continue;
+        }
+        const ggml_tensor * tensor = graph->visited_hash_set.keys[i];
+        if ((tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 && std::strcmp(tensor->name, name) == 0) {
+            return tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer) ? tensor : nullptr;
+        }
+    }
+    return nullptr;
+}
+
+// What tells sequences apart, when the KV cache is one stream: with several, cells are counted per stream.
+static void find_attention(plan_routing & routing, const ggml_cgraph * graph) {
+    const ggml_tensor * mask  = find_input(graph, "attn_inp_kq_mask");
+    const ggml_tensor * cells = find_input(graph, "attn_inp_k_idxs");
+    const bool          known = mask != nullptr && cells != nullptr && cells->type == GGML_TYPE_I64 &&
+                       (mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16) && mask->ne[2] == 1 &&
+                       mask->ne[3] == 1 && cells->ne[0] == static_cast<int64_t>(routing.n_tokens) &&
+                       mask->ne[1] >= cells->ne[0] && ggml_is_contiguous(mask);
+    routing.mask  = known ? mask : nullptr;
+    routing.cells = known ? cells : nullptr;
+}
+
+void routing_recorder::add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block) {
+    plan_routing & routing = plan.routing;
+    for (const int index : block.ops) {
+        expert_name name;
+        const bool  down = expert_name_parse(graph->nodes[plan.walk.ops[index].node]->src[0]->name, name) &&
+                          name.role == expert_role::down; // once per block, also when it comes in pieces
+        if (!down || block.n_rows == 0) {
+            continue;
+        }
+        routing_source source;
+        source.layer           = name.layer;
+        source.family          = static_cast<uint8_t>(name.family);
+        source.n_used          = static_cast<uint16_t>(block.ids->ne[0]);
+        source.n_rows          = static_cast<uint32_t>(block.n_tokens);
+        const size_t row_bytes = source.n_used * sizeof(int32_t);
+        source.ids_offset      = routing.size_bytes;
+        routing.gathers.push_back({ block.ids, row_bytes, source.n_rows, block.ids->nb[1], source.ids_offset });
+        routing.size_bytes += row_bytes * source.n_rows;
+        const auto known = weights_of.find(block.ids);
+        if (known != weights_of.end() && known->second != nullptr) {
+            source.has_weights    = true;
+            source.weights_offset = routing.size_bytes;
+            routing.gathers.push_back(
+                { known->second, row_bytes, source.n_rows, known->second->nb[2], source.weights_offset });
+            routing.size_bytes += row_bytes * source.n_rows;
+        }
+        routing.blocks.push_back(source);
+    }
+}
+
+void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph) {
+    plan.routing.made = true;
+    for (const moe_block & block : plan.walk.blocks) {
+        add_block(plan, graph, block);
+    }
+    if (plan.routing.blocks.empty()) {
+        return;
+    }
+    plan.routing.positions     = find_input(graph, "inp_pos");
+    plan.routing.output_ids    = find_input(graph, "out_ids");
+    const ggml_tensor * tokens = find_input(graph, "inp_tokens");
+    plan.routing.n_tokens = tokens != nullptr ? static_cast<size_t>(tokens->ne[0]) : plan.routing.blocks.front().n_rows;
+    find_attention(plan.routing, graph);
+    for (const routing_source & block : plan.routing.blocks) {
+        if (block.n_rows != plan.routing.n_tokens) {
+            output_layers.insert(block.layer);
+        }
+    }
+    if (plan.routing.size_bytes > gather->size_bytes()) {
+        land_all();
+        gather->reserve(plan.routing.size_bytes);
+    }
+}
+
+// --- run ----------------------------------------------------------------------------------------------------------------------------
+
+// llama.cpp's inputs are read now: for the next ubatch it writes them anew.
+void routing_recorder::begin_batch(const plan_routing & routing) {
+    n_batches++;
+    requests.set_request_id(request_id);
+    const int32_t * positions =
+        routing.positions != nullptr ? static_cast<const int32_t *>(routing.positions->data) : nullptr;
+    attention_view attention;
+    if (routing.mask != nullptr) {
+        attention = { static_cast<const int64_t *>(routing.cells->data), routing.mask->data,
+                      routing.mask->type == GGML_TYPE_F16, static_cast<size_t>(routing.mask->ne[0]), routing.n_tokens };
+    }
+    const bool known = routing.mask != nullptr && attention.consistent();
+    requests.assign(positions, routing.n_tokens, batch_tokens, known ? &attention : nullptr);
+    batch_output_rows.clear();
+    if (routing.output_ids != nullptr) {
+        const int32_t * rows = static_cast<const int32_t *>(routing.output_ids->data);
+        batch_output_rows.assign(rows, rows + routing.output_ids->ne[0]);
+    }
+}
+
+void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
+    if (!plan.routing.made) {
+        make_routing(plan, graph);
+    }
+    const plan_routing & routing = plan.routing;
+    if (routing.blocks.empty() || ring == nullptr || gather->size_bytes() < routing.size_bytes) {
+        return;
+    }
+    if (routing.blocks.front().layer <= last_layer) {
+        begin_batch(routing);
+    }
+    last_layer = routing.blocks.back().layer;
+    if (n_started - n_landed == routing_gather::n_slots) {
+        land(n_landed % routing_gather::n_slots);
+    }
+    const size_t slot = n_started++ % routing_gather::n_slots;
+    flight &     next = flights[slot];
+    next.blocks       = routing.blocks;
+    next.tokens       = batch_tokens;
+    next.output_rows  = batch_output_rows;
+    next.batch_id     = n_batches - 1;
+    gather->start(slot, routing.gathers);
+}
+
+void routing_recorder::land_all() {
+    while (n_landed < n_started) {
+        land(n_landed % routing_gather::n_slots);
+    }
+}
+
+void routing_recorder::land(size_t slot) {
+    gather->wait(slot);
+    for (const routing_source & block : flights[slot].blocks) {
+        emit_block(flights[slot], block, gather->memory(slot));
+    }
+    n_landed++;
+}
+
+void routing_recorder::emit_block(const flight & done, const routing_source & block, const char * memory) {
+    const auto * ids     = reinterpret_cast<const int32_t *>(memory + block.ids_offset);
+    const auto * weights = reinterpret_cast<const float *>(memory + block.weights_offset);
+    const bool   outputs = block.n_rows != done.tokens.size() && block.n_rows <= done.output_rows.size();
+    for (uint32_t row = 0; row < block.n_rows; row++) {
+        const size_t token = outputs ? static_cast<size_t>(done.output_rows[row]) : row;
+        if (token >= done.tokens.size()) {
+            continue;
+        }
+        while (wait_when_full && !ring->has_room()) {
+            std::this_thread::yield();
+        }
+        routing_event * event = ring->begin(done.batch_id);
+        if (event == nullptr) {
+            continue; // counted by the ring
+        }
+        event->request_id  = done.tokens[token].request_id;
+        event->token_index = done.tokens[token].token_index;
+        event->phase       = done.tokens[token].phase;
+        event->layer_id    = block.layer;
+        event->family      = block.family;
+        event->n_used      = static_cast<uint16_t>(std::min<size_t>(block.n_used, ring->k_max()));
+        event->has_weights = block.has_weights;
+        std::memcpy(event->ids(), ids + row * block.n_used, event->n_used * sizeof(int32_t));
+        if (block.has_weights) {
+            std::memcpy(ring->weights(event), weights + row * block.n_used, event->n_used * sizeof(float));
+        }
+        ring->commit();
+    }
+}
+
+} // namespace moecache

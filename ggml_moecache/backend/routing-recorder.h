@@ -1,0 +1,83 @@
+// The recorder: reads router ids and weights out of the graphs that run and puts them into the log's ring.
+//
+// Ids and weights live in memory of the graph that GGML uses again within the same graph, so graph_optimize asks GGML
+// to keep them until the graph's end. After the graph has been handed to the device one gather copies them all to host
+// memory, without waiting; events are made of them when the device has been synchronized, at the latest before the
+// memory for gathers runs out.
+//
+// Owned by one backend; called by the thread that runs the graph. Memory is taken when a graph is new, not per token.
+#pragma once
+
+#include "backend/graph-plan.h"
+#include "core/event-ring.h"
+#include "core/request-tracker.h"
+#include "transfer/gather.h"
+
+#include <atomic>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+namespace moecache {
+
+class routing_recorder {
+public:
+    // `request_id` is read at every ubatch: request_tracker::automatic, or an id that was set by hand.
+    routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full,
+                     const std::atomic<uint64_t> & request_id);
+    ~routing_recorder();
+    routing_recorder(const routing_recorder &)             = delete;
+    routing_recorder & operator=(const routing_recorder &) = delete;
+
+    // Find the router tensors of a graph and keep their memory until its end. Part of graph_optimize.
+    void keep_tensors(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params);
+
+    // Where the events go. REQUIRES: before the first record().
+    void set_ring(event_ring * target) { ring = target; }
+
+    // After `plan` has been handed to the device: gather its routing. Not for warm-up graphs.
+    void record(graph_plan & plan, const ggml_cgraph * graph);
+
+    // The device has been synchronized: make events of everything that was gathered.
+    void land_all();
+
+    // Layers that saw output rows only, so far, in rising order.
+    const std::set<int> & output_row_layers() const { return output_layers; }
+
+private:
+    // A graph that is on its way.
+    struct flight {
+        std::vector<routing_source> blocks;
+        std::vector<token_info>     tokens;      // of the ubatch
+        std::vector<int32_t>        output_rows; // row -> token of layers that see output rows only
+        uint64_t                    batch_id = 0;
+    };
+
+    void make_routing(graph_plan & plan, const ggml_cgraph * graph);
+    void add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block);
+    void begin_batch(const plan_routing & routing);
+    void land(size_t slot);
+    void emit_block(const flight & done, const routing_source & block, const char * memory);
+
+    ggml_backend_dev_t              dev;
+    ggml_backend_t                  inner;
+    const bool                      wait_when_full;
+    const std::atomic<uint64_t> &   request_id;
+    std::unique_ptr<routing_gather> gather;
+    event_ring *                    ring = nullptr;
+    request_tracker                 requests;
+
+    std::unordered_map<const ggml_tensor *, ggml_tensor *> weights_of; // router ids -> weights, of the graphs optimized
+    std::vector<flight>                                    flights;    // one per slot of the gather, used in turn
+    size_t                                                 n_started = 0;
+    size_t                                                 n_landed  = 0;
+
+    std::vector<token_info> batch_tokens; // of the ubatch that is being computed, possibly by several graphs
+    std::vector<int32_t>    batch_output_rows;
+    uint64_t                n_batches = 0;
+    std::set<int>           output_layers;
+    int32_t                 last_layer = INT32_MAX; // of the last block recorded: a ubatch goes up through the layers
+};
+
+} // namespace moecache

@@ -1,0 +1,209 @@
+#include "core/run-metadata.h"
+
+#include "core/file.h"
+#include "core/json.h"
+#include "core/routing-log.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <map>
+#include <mutex>
+
+namespace moecache {
+
+namespace {
+
+struct run_state {
+    std::mutex                         mutex;
+    std::string                        created;
+    std::string                        cuda_runtime;
+    std::string                        cuda_driver;
+    bool                               has_cuda = false;
+    std::vector<run_context>           contexts;
+    std::map<std::string, std::string> fields; // by hand, name -> JSON
+};
+
+run_state & state() {
+    static run_state * only = new run_state; // contexts may outlive static objects
+    return *only;
+}
+
+const char * const run_fields[]   = { "seed",   "warmup_tokens",     "benchmark",
+                                      "policy", "policy_parameters", "llama_cpp.llama_cpp_python" };
+const char * const model_fields[] = { "model.file", "model.architecture", "model.quantization", "model.sha256",
+                                      "model.n_layers" };
+
+std::string now_utc() {
+    char         text[32];
+    const time_t now = time(nullptr);
+    tm           utc;
+    gmtime_r(&now, &utc);
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
+std::string cpu_name() {
+    std::ifstream info("/proc/cpuinfo");
+    for (std::string line; std::getline(info, line);) {
+        const size_t colon = line.find(": ");
+        if (line.compare(0, 10, "model name") == 0 && colon != std::string::npos) {
+            return line.substr(colon + 2);
+        }
+    }
+    return "";
+}
+
+// A field that was set by hand, else `known` (a JSON value).
+void put(json_writer & json, const run_state & s, const char * key, const std::string & name,
+         const std::string & known) {
+    const auto field = s.fields.find(name);
+    json.raw(key, field != s.fields.end() ? field->second : known);
+}
+
+void put_text(json_writer & json, const char * key, const std::string & text) {
+    text.empty() ? json.null(key) : json.value(key, text);
+}
+
+void write_layouts(json_writer & json, const run_context & context) {
+    json.begin_array("expert_bytes");
+    for (const expert_layout & layout : context.layouts) {
+        json.begin_object().value("layer_id", static_cast<uint64_t>(layout.layer)).value("family", layout.family);
+        json.value("n_experts", layout.n_experts).value("bytes", layout.expert_bytes).begin_object("types");
+        for (const auto & type : layout.types) {
+            json.value(type.first.c_str(), type.second);
+        }
+        json.end_object().end_object();
+    }
+    json.end_array();
+}
+
+void write_model(json_writer & json, const run_state & s, const char * key, const run_context & context) {
+    json.begin_object(key);
+    for (const char * name : { "file", "architecture", "quantization", "sha256" }) {
+        put(json, s, name, std::string("model.") + name, "null");
+    }
+    json.value("fingerprint", context.fingerprint);
+    put(json, s, "n_layers", "model.n_layers", std::to_string(context.n_layers));
+    uint64_t n_experts = 0;
+    for (const expert_layout & layout : context.layouts) {
+        n_experts = layout.family == "exps" ? std::max(n_experts, layout.n_experts) : n_experts;
+    }
+    json.value("n_experts", n_experts).value("top_k", context.top_k);
+    write_layouts(json, context);
+    json.begin_array("moe_layers");
+    int last = -1;
+    for (const expert_layout & layout : context.layouts) {
+        if (layout.layer != last) {
+            json.value(nullptr, static_cast<uint64_t>(layout.layer));
+        }
+        last = layout.layer;
+    }
+    json.end_array().begin_array("layers_with_output_rows_only");
+    for (const int layer : context.output_row_layers) {
+        json.value(nullptr, static_cast<uint64_t>(layer));
+    }
+    json.end_array().end_object();
+}
+
+void write_machine(json_writer & json, const run_state & s) {
+    json.begin_object("llama_cpp").value("ggml_version", MOECACHE_GGML_VERSION);
+    put(json, s, "llama_cpp_python", "llama_cpp.llama_cpp_python", "null");
+    json.end_object();
+    if (s.has_cuda) {
+        json.begin_object("cuda");
+        put_text(json, "runtime", s.cuda_runtime);
+        put_text(json, "driver", s.cuda_driver);
+        json.end_object();
+    } else {
+        json.null("cuda");
+    }
+    put_text(json, "cpu_name", cpu_name());
+    json.begin_array("gpu_names");
+    std::vector<std::string> said;
+    for (const run_context & context : s.contexts) {
+        const std::string name = context.device + ": " + context.gpu;
+        if (!context.gpu.empty() && std::find(said.begin(), said.end(), name) == said.end()) {
+            said.push_back(name);
+            json.value(nullptr, context.gpu);
+        }
+    }
+    json.end_array();
+}
+
+} // namespace
+
+void run_metadata_set(const run_context & context) {
+    run_state &                 s = state();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.created     = s.created.empty() ? now_utc() : s.created;
+    const auto at = std::find_if(s.contexts.begin(), s.contexts.end(),
+                                 [&](const run_context & known) { return known.context_id == context.context_id; });
+    if (at != s.contexts.end()) {
+        *at = context;
+    } else {
+        s.contexts.push_back(context);
+    }
+}
+
+std::string run_metadata_set_field(const std::string & name, const std::string & json) {
+    const auto is = [&](const char * known) { return name == known; };
+    if (std::none_of(std::begin(run_fields), std::end(run_fields), is) &&
+        std::none_of(std::begin(model_fields), std::end(model_fields), is)) {
+        return "'" + name + "' is no field of run.json that can be set";
+    }
+    run_state &                 s = state();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.fields[name] = json;
+    return "";
+}
+
+void run_metadata_set_cuda(const std::string & runtime, const std::string & driver) {
+    run_state &                 s = state();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.has_cuda     = true;
+    s.cuda_runtime = runtime;
+    s.cuda_driver  = driver;
+}
+
+std::string run_metadata_json() {
+    run_state &                 s = state();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    json_writer                 json;
+    json.begin_object().value("run_id", routing_run_id());
+    json.begin_object("format").value("name", "ggml_moecache routing log").value("version", uint64_t(1)).end_object();
+    s.created.empty() ? json.null("created") : json.value("created", s.created);
+    if (s.contexts.empty()) {
+        json.null("model");
+    } else {
+        write_model(json, s, "model", s.contexts.front());
+    }
+    json.begin_array("contexts");
+    for (const run_context & context : s.contexts) {
+        json.begin_object()
+            .value("context_id", context.context_id)
+            .value("file", context.file)
+            .value("device", context.device);
+        if (context.fingerprint == s.contexts.front().fingerprint) {
+            json.null("model");
+        } else {
+            write_model(json, s, "model", context);
+        }
+        json.end_object();
+    }
+    json.end_array();
+    write_machine(json, s);
+    s.contexts.empty() ? json.null("capacity") : json.value("capacity", s.contexts.front().capacity);
+    for (const char * name : { "policy", "policy_parameters", "seed", "warmup_tokens", "benchmark" }) {
+        put(json, s, name, name, "null");
+    }
+    json.value("moecache_version", MOECACHE_VERSION).end_object();
+    return json.text();
+}
+
+std::string run_metadata_write(const std::string & folder) {
+    return file_replace(folder + "/run.json", run_metadata_json() + "\n");
+}
+
+} // namespace moecache
