@@ -163,6 +163,19 @@ void routing_recorder::add_block(graph_plan & plan, const ggml_cgraph * graph, c
     }
 }
 
+void routing_recorder::reserve(const plan_routing & routing) {
+    if (routing.size_bytes <= gather->size_bytes() && routing.gathers.size() <= gather->n_sources()) {
+        return;
+    }
+    land_all();
+    const size_t size_bytes = std::max(routing.size_bytes, gather->size_bytes());
+    const size_t n_sources  = std::max(routing.gathers.size(), gather->n_sources());
+    if (!gather->reserve(size_bytes, n_sources)) {
+        gather = make_ggml_gather(dev, inner);
+        gather->reserve(size_bytes, n_sources);
+    }
+}
+
 void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph) {
     plan.routing.made = true;
     for (const moe_block & block : plan.walk.blocks) {
@@ -181,10 +194,7 @@ void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph
             output_layers.insert(block.layer);
         }
     }
-    if (plan.routing.size_bytes > gather->size_bytes()) {
-        land_all();
-        gather->reserve(plan.routing.size_bytes);
-    }
+    reserve(plan.routing);
 }
 
 // --- run ----------------------------------------------------------------------------------------------------------------------------
@@ -214,7 +224,7 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
         make_routing(plan, graph);
     }
     const plan_routing & routing = plan.routing;
-    if (routing.blocks.empty() || ring == nullptr || gather->size_bytes() < routing.size_bytes) {
+    if (routing.blocks.empty() || ring == nullptr) {
         return;
     }
     if (routing.blocks.front().layer <= last_layer) {
@@ -224,13 +234,33 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     if (n_started - n_landed == routing_gather::n_slots) {
         land(n_landed % routing_gather::n_slots);
     }
-    const size_t slot = n_started++ % routing_gather::n_slots;
+    const size_t slot = n_started % routing_gather::n_slots;
     flight &     next = flights[slot];
     next.blocks       = routing.blocks;
     next.tokens       = batch_tokens;
     next.output_rows  = batch_output_rows;
     next.batch_id     = n_batches - 1;
-    gather->start(slot, routing.gathers);
+    if (!start(slot, routing)) {
+        lose(next);
+        return;
+    }
+    n_started++;
+}
+
+bool routing_recorder::start(size_t slot, const plan_routing & routing) {
+    if (gather->size_bytes() >= routing.size_bytes && gather->start(slot, routing.gathers)) {
+        return true;
+    }
+    land_all(); // the kernel's way is closed: copies by GGML
+    gather = make_ggml_gather(dev, inner);
+    return gather->reserve(routing.size_bytes, routing.gathers.size()) && gather->start(slot, routing.gathers);
+}
+
+// There is no host memory for the gather: the events are lost, and counted as such.
+void routing_recorder::lose(const flight & next) {
+    for (const routing_source & block : next.blocks) {
+        ring->lose(next.batch_id, block.n_rows);
+    }
 }
 
 void routing_recorder::land_all() {

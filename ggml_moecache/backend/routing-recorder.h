@@ -56,7 +56,10 @@ private:
 
     void make_routing(graph_plan & plan, const ggml_cgraph * graph);
     void add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block);
+    void reserve(const plan_routing & routing);
     void begin_batch(const plan_routing & routing);
+    bool start(size_t slot, const plan_routing & routing);
+    void lose(const flight & next);
     void land(size_t slot);
     void emit_block(const flight & done, const routing_source & block, const char * memory);
 

@@ -21,11 +21,15 @@ bool event_ring::has_room() {
     return index - cached_tail < n;
 }
 
+void event_ring::lose(uint64_t batch_id, uint32_t n_events) {
+    gap_batch = gap == 0 ? batch_id : gap_batch;
+    gap += n_events;
+    lost.fetch_add(n_events, std::memory_order_relaxed);
+}
+
 routing_event * event_ring::begin(uint64_t batch_id) {
     if (!has_room()) {
-        gap_batch = gap == 0 ? batch_id : gap_batch;
-        gap++;
-        lost.fetch_add(1, std::memory_order_relaxed);
+        lose(batch_id, 1);
         return nullptr;
     }
     const uint64_t  index = head.load(std::memory_order_relaxed);

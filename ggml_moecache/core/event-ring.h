@@ -49,7 +49,8 @@ public:
     // the gap). commit() makes the slot visible; until then begin() returns the same slot.
     routing_event * begin(uint64_t batch_id);
     void            commit();
-    bool            has_room(); // begin() would give a slot; counts nothing
+    bool            has_room();                                 // begin() would give a slot; counts nothing
+    void            lose(uint64_t batch_id, uint32_t n_events); // count events that never got to a slot
 
     float * weights(routing_event * event) const { return reinterpret_cast<float *>(event->ids() + k_max_); }
 

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace moecache {
@@ -28,14 +29,17 @@ public:
 
     virtual ~routing_gather() = default;
 
-    // Host memory of `size_bytes` for every slot. Returns false when it cannot be had. REQUIRES: no slot is on its way.
-    virtual bool reserve(size_t size_bytes) = 0;
+    // Host memory of `size_bytes` and room for `n_sources` tensors in every slot. Returns false when it cannot be had.
+    // REQUIRES: no slot is on its way.
+    virtual bool reserve(size_t size_bytes, size_t n_sources) = 0;
 
-    virtual void start(size_t slot, const std::vector<gather_source> & sources) = 0;
+    // Returns false when the device refuses; then nothing is on its way.
+    virtual bool start(size_t slot, const std::vector<gather_source> & sources) = 0;
     virtual void wait(size_t slot)                                              = 0;
 
     virtual const char * memory(size_t slot) const = 0;
     virtual size_t       size_bytes() const        = 0;
+    virtual size_t       n_sources() const         = 0;
 };
 
 // Copies by the inner backend itself, one per tensor: for every device.
@@ -44,6 +48,9 @@ std::unique_ptr<routing_gather> make_ggml_gather(ggml_backend_dev_t dev, ggml_ba
 #ifdef MOECACHE_CUDA
 // One kernel for all tensors, through mapped memory. nullptr when `inner` is no CUDA backend.
 std::unique_ptr<routing_gather> make_cuda_gather(ggml_backend_dev_t dev, ggml_backend_t inner);
+
+// Versions such as "13.0"; "" when CUDA does not say.
+void cuda_versions(std::string & runtime, std::string & driver);
 #endif
 
 } // namespace moecache
