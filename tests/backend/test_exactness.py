@@ -10,10 +10,10 @@ import dataclasses
 
 import pytest
 
-from tests.harness.difference import compare
 from tests.harness.environment import Build
+from tests.harness.exact import assert_as_stock
 from tests.harness.plan import ModelOptions, Plan
-from tests.harness.runner import run_moecache, run_reference
+from tests.harness.runner import run_moecache
 from tests.harness.scenarios import STANDARD
 from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import TYPES, model_path
@@ -54,9 +54,7 @@ def _cases() -> list[object]:
 
 
 def _assert_equal(build: Build, plan: Plan, capacity: str) -> None:
-    expected = run_reference(build, plan, capacity=capacity).logits()
-    difference = compare(expected, run_moecache(build, plan, capacity=capacity).logits())
-    assert difference.equal, str(difference)
+    assert_as_stock(build, plan, run_moecache(build, plan, capacity=capacity).logits(), capacity=capacity)
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.difference import compare
-from tests.harness.environment import Build
+from tests.harness.environment import Build, reference_device
+from tests.harness.exact import assert_as_stock
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.runner import run_moecache, run_reference
 from tests.harness.scenarios import token_stream
@@ -19,6 +20,8 @@ FAMILIES = ("qwen3moe", "mixtral", "gpt-oss", "olmoe", "grovemoe", "qwen3moe-sca
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapter_on_experts(build: Build, family: str, capacity: str) -> None:
     """Set, at half scale and taken off again between decodes: each step as stock; the adapter changes the logits."""
+    if reference_device() is not None and capacity == "0":
+        pytest.skip("stock runs the products of an adapter whose base is on the CPU partly on the GPU: other kernels")
     adapter = str(adapter_path(family))
     tokens = token_stream(60)
     steps = (
@@ -33,8 +36,7 @@ def test_adapter_on_experts(build: Build, family: str, capacity: str) -> None:
     )
     plan = Plan(ModelOptions(str(model_path(family, "Q4_0"))), (Scenario("lora", steps),))
     expected = run_reference(build, plan, capacity=capacity).logits()
-    difference = compare(expected, run_moecache(build, plan, capacity=capacity).logits())
-    assert difference.equal, str(difference)
+    assert_as_stock(build, plan, run_moecache(build, plan, capacity=capacity).logits(), capacity=capacity)
 
     plain_steps = tuple(step for step in steps if step.action == "decode")
     plain = Plan(plan.model, (Scenario("plain", plain_steps),))

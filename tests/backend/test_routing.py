@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.harness.difference import compare
 from tests.harness.environment import Build
+from tests.harness.exact import assert_as_stock
 from tests.harness.plan import ModelOptions, Plan
-from tests.harness.runner import Result, run_moecache, run_reference
+from tests.harness.runner import Result, run_moecache
 from tests.harness.scenarios import prefill_and_decode
 from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import model_path, planted_routing
@@ -83,9 +83,7 @@ def test_weights_belong_to_the_ids(observed: tuple[str, str, Plan, Result]) -> N
 def test_reading_changes_nothing(build: Build, observed: tuple[str, str, Plan, Result]) -> None:
     """Logits under the callback equal stock's without a callback."""
     family, capacity, _, result = observed
-    stock = run_reference(build, _plan(family, observe=False), capacity=capacity)
-    difference = compare(stock.logits(), result.logits())
-    assert difference.equal, str(difference)
+    assert_as_stock(build, _plan(family, observe=False), result.logits(), capacity=capacity)
 
 
 def _router_output(result: Result, scenario: str, step: int, name: str, occurrence: int = 0) -> npt.NDArray[np.generic]:

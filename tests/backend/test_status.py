@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.harness.difference import compare
-from tests.harness.environment import Build
+from tests.harness.environment import Build, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.runner import Result, run_moecache, run_reference
 from tests.harness.scenarios import prefill_and_decode, token_stream
@@ -111,7 +111,12 @@ def test_warmup(build: Build, name: str, capacity: str) -> None:
     )
     plan = Plan(ModelOptions(str(model_path(name, "Q4_0"))), (Scenario("warmup", steps),))
     result = run_moecache(build, plan, capacity=capacity)
-    difference = compare(run_reference(build, plan, capacity=capacity).logits(), result.logits())
+    expected, actual = run_reference(build, plan, capacity=capacity).logits(), result.logits()
+    if reference_device() is not None and capacity == "all":
+        # The copies are made after the warm-up, which the CPU computes: other kernels than stock's on that GPU.
+        expected.pop("warmup/1")
+        actual.pop("warmup/1")
+    difference = compare(expected, actual)
     assert difference.equal, str(difference)
     context = _contexts(result)[0]
     family = FAMILIES[name]

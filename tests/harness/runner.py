@@ -61,6 +61,17 @@ def run_reference(build: Build, plan: plans.Plan, *, capacity: str) -> Result:
     return _run_stock_once(build, plan, device)
 
 
+def reference_is_reproducible(build: Build, plan: plans.Plan, *, capacity: str) -> bool:
+    """Whether stock on the reference device gives the same bits twice.
+
+    GGML's CUDA kernels for batches assume that a token selects an expert once; GroveMoE's second family breaks that.
+    """
+    first = run_reference(build, plan, capacity=capacity).logits()
+    _run_stock_once.cache_clear()
+    second = run_reference(build, plan, capacity=capacity).logits()
+    return all(np.array_equal(first[step].view(np.uint32), second[step].view(np.uint32)) for step in first)
+
+
 def run_moecache(
     build: Build,
     plan: plans.Plan,
