@@ -22,7 +22,7 @@ from tests.harness.ggml import BufferTypeOverride, Ggml, Tensor
 
 ROUTING_PREFIX = ("ffn_moe_topk-", "ffn_moe_weights")
 
-DEBUG_LEVEL = 4  # GGML_LOG_LEVEL_DEBUG
+DEBUG_LEVEL = 1  # GGML_LOG_LEVEL_DEBUG
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -1,0 +1,271 @@
+"""The routing log holds, for every token and layer, what stock llama.cpp's eval callback shows (another path)."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.environment import Build
+from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
+from tests.harness.runner import Result, run_moecache, run_reference
+from tests.harness.scenarios import last_output_only, prefill_and_decode, token_stream, two_sequences
+from tests.models.families.table import FAMILIES, MOE_FAMILIES
+from tests.models.generate import model_path
+from tests.models.tokenizer import embedded_model
+
+CAPACITIES = ("0", "all")
+WEIGHT_STAGES = ("_scaled", "_norm", "_softmax", "")
+
+
+@dataclass
+class Log:
+    """One run's log: events by context file in order, the other lines, run.json."""
+
+    events: list[dict[str, Any]]
+    others: list[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
+def read_log(folder: Path, name: str = "routing.jsonl") -> Log:
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    events = [line for line in lines if line["type"] == "event"]
+    others = [line for line in lines if line["type"] != "event"]
+    return Log(events, others, json.loads((folder / "run.json").read_text()))
+
+
+def run_logged(build: Build, plan: Plan, folder: Path, capacity: str, **environment: str) -> tuple[Result, Log]:
+    result = run_moecache(build, plan, capacity=capacity, environment={"GGML_MOECACHE_LOG": str(folder), **environment})
+    return result, read_log(folder)
+
+
+def observed(plan: Plan) -> Plan:
+    scenarios = tuple(Scenario(**{**vars(scenario), "observe_routing": True}) for scenario in plan.scenarios)
+    return Plan(plan.model, scenarios, plan.n_threads)
+
+
+def stock_rows(result: Result, scenario: str, step: int, layer: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and weights of all tokens of a step, ubatches joined: shapes (n_row, top_k)."""
+    key = f"{scenario}/{step}"
+
+    def joined(name: str) -> np.ndarray:
+        parts = []
+        while f"{key}/{name}/{len(parts)}" in result.arrays:
+            parts.append(result.arrays[f"{key}/{name}/{len(parts)}"].reshape(-1, top_k))
+        return np.concatenate(parts) if parts else np.empty((0, top_k))
+
+    ids = joined(f"ffn_moe_topk-{layer}")
+    weights = next(
+        joined(f"ffn_moe_weights{stage}-{layer}")
+        for stage in WEIGHT_STAGES
+        if f"{key}/ffn_moe_weights{stage}-{layer}/0" in result.arrays
+    )
+    return ids, weights
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@pytest.mark.parametrize("family", [*(name for name in MOE_FAMILIES if name != "grovemoe"), "trained"])
+def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, capacity: str) -> None:
+    """Prefill in four ubatches, then single tokens: every token, layer, id and weight."""
+    path = embedded_model() if family == "trained" else model_path(family, "Q4_0")
+    layers = range(8) if family == "trained" else FAMILIES[family].geometry.moe_layers
+    top_k = 8 if family == "trained" else FAMILIES[family].geometry.top_k
+    if family != "trained":
+        layers = [layer for layer in layers if layer < FAMILIES[family].geometry.n_layer]
+    plan = Plan(ModelOptions(str(path)), (prefill_and_decode(200, 2, n_ubatch=64),))
+    scenario = plan.scenarios[0]
+    _, log = run_logged(build, plan, tmp_path / "log", capacity)
+    stock = run_reference(build, observed(plan), capacity=capacity)
+    logged = defaultdict(list)
+    for event in log.events:
+        logged[event["layer_id"]].append(event)
+    assert sorted(logged) == list(layers)
+    for layer in layers:
+        parts = [stock_rows(stock, scenario.name, step, layer, top_k) for step in range(3)]
+        ids = np.concatenate([part[0] for part in parts])
+        weights = np.concatenate([part[1] for part in parts])
+        assert [event["token_index"] for event in logged[layer]] == list(range(202))
+        np.testing.assert_array_equal([event["expert_ids"] for event in logged[layer]], ids)
+        np.testing.assert_array_equal(
+            np.array([event["router_weights"] for event in logged[layer]], dtype=np.float32), weights
+        )
+    assert {event["phase"] for event in log.events if event["token_index"] < 200} == {"prefill"}
+    assert {event["phase"] for event in log.events if event["token_index"] >= 200} == {"decode"}
+    assert {event["request_id"] for event in log.events} == {0}
+    assert sorted({event["batch_id"] for event in log.events}) == list(range(4 + 2))
+    assert log.others == [
+        {
+            "type": "end",
+            "run_id": log.metadata["run_id"],
+            "context_id": log.events[0]["context_id"],
+            "events": 202 * len(layers),
+            "lost_events": 0,
+        }
+    ]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_two_families_in_a_layer(build: Build, tmp_path: Path, capacity: str) -> None:
+    """GroveMoE: the second family's expert is the first's divided by the group size of the model."""
+    plan = Plan(ModelOptions(str(model_path("grovemoe", "Q4_0"))), (prefill_and_decode(7),))
+    _, log = run_logged(build, plan, tmp_path / "log", capacity)
+    by_family = defaultdict(list)
+    for event in log.events:
+        by_family[event["family"]].append(event)
+    assert sorted(by_family) == ["chexps", "exps"]
+    layouts = {(entry["layer_id"], entry["family"]): entry for entry in log.metadata["model"]["expert_bytes"]}
+    group = layouts[0, "exps"]["n_experts"] // layouts[0, "chexps"]["n_experts"]
+    for first, second in zip(by_family["exps"], by_family["chexps"], strict=True):
+        assert first["layer_id"] == second["layer_id"]
+        assert first["token_index"] == second["token_index"]
+        assert [expert // group for expert in first["expert_ids"]] == second["expert_ids"]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_sequences_are_told_apart(build: Build, tmp_path: Path, capacity: str) -> None:
+    """Two sequences in one batch: positions and requests as the batch had them."""
+    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (two_sequences(),))
+    _, log = run_logged(build, plan, tmp_path / "log", capacity)
+    expected = [
+        (batch, sequence, position)
+        for batch, step in enumerate(plan.scenarios[0].steps)
+        for sequence, position in zip(step.sequences, step.positions, strict=True)
+    ]
+    for layer in range(3):
+        logged = [
+            (event["batch_id"], event["request_id"], event["token_index"])
+            for event in log.events
+            if event["layer_id"] == layer
+        ]
+        assert logged == expected
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_a_cleared_context_begins_a_new_request(build: Build, tmp_path: Path, capacity: str) -> None:
+    """As after the stock programs' warm-up: the same cells and positions again, another request."""
+    tokens = token_stream(20)
+    steps = (decode(tokens[:2]), Step("remove", start=-1), decode(tokens[2:8]), decode(tokens[8:9], start=6))
+    plan = Plan(ModelOptions(str(model_path("qwen35moe", "Q4_0"))), (Scenario("cleared", steps),))
+    _, log = run_logged(build, plan, tmp_path / "log", capacity)
+    logged = [(event["request_id"], event["token_index"]) for event in log.events if event["layer_id"] == 1]
+    assert logged == [(0, 0), (0, 1), *((1, position) for position in range(7))]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_a_layer_that_sees_output_rows_only(build: Build, tmp_path: Path, capacity: str) -> None:
+    """qwen3moe's last layer runs on the rows whose logits are wanted: its events belong to those tokens."""
+    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (last_output_only(24),))
+    _, log = run_logged(build, plan, tmp_path / "log", capacity)
+    tokens = {layer: [e["token_index"] for e in log.events if e["layer_id"] == layer] for layer in range(3)}
+    assert tokens == {0: list(range(25)), 1: list(range(25)), 2: [23, 24]}
+    assert log.metadata["model"]["layers_with_output_rows_only"] == [2]
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_a_cut_block_is_logged_once(build: Build, tmp_path: Path, capacity: str) -> None:
+    """An eval callback cuts the graph at the router: the same events as without it."""
+    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (prefill_and_decode(7),))
+    _, whole = run_logged(build, plan, tmp_path / "whole", capacity)
+    _, cut = run_logged(build, observed(plan), tmp_path / "cut", capacity, MOECACHE_REQUIRE="")
+
+    def content(log: Log) -> list[dict[str, Any]]:
+        return [{key: value for key, value in event.items() if key != "run_id"} for event in log.events]
+
+    assert content(cut) == content(whole)
+
+
+def test_warm_up_graphs_are_not_logged(build: Build, tmp_path: Path) -> None:
+    """llama_set_warmup routes to all experts: no routing decision."""
+    tokens = token_stream(8)
+    steps = (Step("warmup", scale=1), decode(tokens[:2]), Step("warmup", scale=0), decode(tokens[2:], start=2))
+    plan = Plan(ModelOptions(str(model_path("mixtral", "Q4_0"))), (Scenario("warmup", steps),))
+    _, log = run_logged(build, plan, tmp_path / "log", "0")
+    assert {event["token_index"] for event in log.events} == set(range(2, 8))
+
+
+def test_a_small_ring_loses_nothing_silently(build: Build, tmp_path: Path) -> None:
+    """512 tokens x 3 layers into 64 slots: what is not in the file is counted, in place and at the end."""
+    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (prefill_and_decode(512),), n_threads=8)
+    n_events = 514 * 3
+    ring = {"GGML_MOECACHE_LOG_RING_EVENTS": "64"}
+    result, dropped = run_logged(build, plan, tmp_path / "drop", "0", **ring)
+    overflows = [line for line in dropped.others if line["type"] == "overflow"]
+    n_lost = sum(line["lost_events"] for line in overflows)
+    assert len(dropped.events) + n_lost == n_events
+    assert n_lost > 0
+    (end,) = (line for line in dropped.others if line["type"] == "end")
+    assert (end["events"], end["lost_events"]) == (len(dropped.events), n_lost)
+    assert result.status is not None
+    (context,) = result.status["contexts"]
+    assert (context["n_log_events"], context["n_log_lost"]) == (len(dropped.events), n_lost)
+    assert f"{len(dropped.events)} events logged, {n_lost} lost" in result.log
+
+    _, waited = run_logged(build, plan, tmp_path / "wait", "0", GGML_MOECACHE_LOG_FULL="wait", **ring)
+    assert len(waited.events) == n_events
+    assert waited.others[-1]["lost_events"] == 0
+
+
+def test_two_contexts_write_two_files(build: Build, tmp_path: Path) -> None:
+    tokens = token_stream(8)
+    steps = (decode(tokens), decode(tokens, context=1))
+    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (Scenario("two", steps),))
+    _, first = run_logged(build, plan, tmp_path / "log", "0")
+    files = [context["file"] for context in first.metadata["contexts"]]
+    assert files[0] == "routing.jsonl"
+    assert files[1] == f"routing-{first.metadata['contexts'][1]['context_id']}.jsonl"
+    second = read_log(tmp_path / "log", files[1])
+    assert len(first.events) == len(second.events) == 24
+    assert {event["context_id"] for event in second.events} == {first.metadata["contexts"][1]["context_id"]}
+
+
+def test_run_json_describes_the_model(build: Build, tmp_path: Path) -> None:
+    """mixtral in Q4_0: 2 layers of 8 experts, 3 matrices of 256 x 256 weights in blocks of 32 of 18 bytes."""
+    plan = Plan(ModelOptions(str(model_path("mixtral", "Q4_0"))), (prefill_and_decode(7),))
+    _, log = run_logged(build, plan, tmp_path / "log", "all")
+    model = log.metadata["model"]
+    assert (model["n_layers"], model["n_experts"], model["moe_layers"]) == (2, 8, [0, 1])
+    assert model["top_k"] == FAMILIES["mixtral"].geometry.top_k
+    assert model["expert_bytes"] == [
+        {
+            "layer_id": layer,
+            "family": "exps",
+            "n_experts": 8,
+            "bytes": 3 * 256 * 256 // 32 * 18,
+            "types": {"down": "q4_0", "gate": "q4_0", "up": "q4_0"},
+        }
+        for layer in range(2)
+    ]
+    assert log.metadata["capacity"] == "all"
+    _, again = run_logged(build, plan, tmp_path / "again", "0")
+    assert again.metadata["model"]["fingerprint"] == model["fingerprint"]
+    other = Plan(ModelOptions(str(model_path("mixtral", "Q8_0"))), (prefill_and_decode(7),))
+    _, third = run_logged(build, other, tmp_path / "other", "0")
+    assert third.metadata["model"]["fingerprint"] != model["fingerprint"]
+
+
+def test_a_log_is_not_overwritten_and_the_model_runs(build: Build, tmp_path: Path) -> None:
+    plan = Plan(ModelOptions(str(model_path("mixtral", "Q4_0"))), (prefill_and_decode(7),))
+    folder = tmp_path / "log"
+    run_logged(build, plan, folder, "0")
+    before = (folder / "routing.jsonl").read_bytes()
+    environment = {"GGML_MOECACHE_LOG": str(folder), "MOECACHE_REQUIRE": ""}
+    result = run_moecache(build, plan, capacity="0", environment=environment)
+    assert (folder / "routing.jsonl").read_bytes() == before
+    assert f"moecache: log_file: {folder} holds the log of another run, which is not overwritten" in result.log
+    assert result.status is not None
+    assert result.status["contexts"][0]["fallbacks"] == ["log_file"]
+
+
+def test_a_folder_that_is_a_file(build: Build, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    plan = Plan(ModelOptions(str(model_path("mixtral", "Q4_0"))), (prefill_and_decode(7),))
+    environment = {"GGML_MOECACHE_LOG": str(path), "MOECACHE_REQUIRE": ""}
+    result = run_moecache(build, plan, capacity="0", environment=environment)
+    assert f"moecache: log_file: {path} is a file, not a folder; name another one" in result.log
+    assert path.read_text() == "mine"
