@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
+from pyanalysis import trace
 
 _RUN_HELP = """\
 usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--show-command] [llama-completion options ...]
@@ -35,6 +36,7 @@ examples:
   moecache doctor -m model.gguf
   moecache doctor --json | jq .verdict
   moecache config
+  moecache trace show log
 """
 
 
@@ -63,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
+    trace.add_parser(commands)
     return parser
 
 
@@ -115,6 +118,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(parsed.model, as_json=parsed.json)
     if parsed.command == "config":
         return _config(as_json=parsed.json)
+    if parsed.command == "trace":
+        return trace.run(parsed)
     parser.print_help(sys.stderr)
     return 2
 

@@ -1,0 +1,157 @@
+"""The table of trace formats, and opening a trace whatever its format.
+
+To add a format: a file with its Reader (and Writer), one line in FORMATS, a section in traces/FORMAT.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyanalysis.traces import metadata as run_json
+from pyanalysis.traces.check import check_trace
+from pyanalysis.traces.errors import TraceError
+from pyanalysis.traces.event import Event
+from pyanalysis.traces.jsonl import JsonlReader, JsonlWriter
+from pyanalysis.traces.log import Structure, raise_problem
+from pyanalysis.traces.npz import NpzReader, NpzWriter
+from pyanalysis.traces.parquet import ParquetReader, ParquetWriter
+from pyanalysis.traces.progress import Progress
+from pyanalysis.traces.table import records_of
+from pyanalysis.traces.trace import Trace, TraceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyanalysis.traces.log import Chunk, OnProblem, Reader, Writer
+
+_LOG_NAME = re.compile(r"routing(?:-(\d+))?\.jsonl")
+
+
+@dataclass(frozen=True)
+class Format:
+    suffix: str
+    summary: str
+    reader: Callable[[Path], Reader]
+    writer: type[JsonlWriter | ParquetWriter | NpzWriter]
+
+
+FORMATS = (
+    Format(".jsonl", "routing log, JSON Lines", JsonlReader, JsonlWriter),
+    Format(".parquet", "routing log, Parquet", ParquetReader, ParquetWriter),
+    Format(".npz", "routing decisions, numpy arrays", NpzReader, NpzWriter),
+)
+
+
+def logs_in(path: str | Path) -> list[Path]:
+    """The logs of a directory, routing.jsonl first; a file is its own only log. Raises TraceError if there is none."""
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise TraceError(path, None, "does not exist")
+        return [path]
+    found = [(int(match[1] or -1), entry) for entry in path.iterdir() if (match := _LOG_NAME.fullmatch(entry.name))]
+    if not found:
+        raise TraceError(
+            path, None, "holds no routing.jsonl; name a directory that GGML_MOECACHE_LOG has written, or a file"
+        )
+    return [entry for _, entry in sorted(found)]
+
+
+def the_log(path: str | Path) -> Path:
+    """The one log at `path`. Raises TraceError if it is a directory of several."""
+    logs = logs_in(path)
+    if len(logs) > 1:
+        names = ", ".join(log.name for log in logs)
+        raise TraceError(Path(path), None, f"holds {len(logs)} logs ({names}); name one of them, or merge them first")
+    return logs[0]
+
+
+def _format_of(path: Path) -> Format:
+    for known in FORMATS:
+        if path.suffix == known.suffix:
+            return known
+    raise TraceError(path, None, f"has no suffix of a trace format ({', '.join(f.suffix for f in FORMATS)})")
+
+
+def open_reader(path: str | Path) -> Reader:
+    """The trace at `path`: a file of a known suffix, or a directory with one log. Raises TraceError."""
+    log = the_log(path)
+    return _format_of(log).reader(log)
+
+
+def open_writer(path: str | Path, *, force: bool = False) -> Writer:
+    """A trace to be written to `path`; a path without suffix, or an existing folder, becomes a directory with a log.
+
+    Raises TraceError if the target exists (unless `force`) or cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir() or not path.suffix:
+        if path.is_file():
+            raise TraceError(path, None, "exists and is a file; a name without suffix is a directory to write")
+        path = path / "routing.jsonl"
+    return _format_of(path).writer(path, force=force)
+
+
+def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem = raise_problem) -> Iterator[Chunk]:
+    """The chunks of `reader`, with progress on stderr, the rules of `structure` checked on the way."""
+    progress = Progress(f"reading {reader.path.name}")
+    try:
+        for chunk in reader.chunks(on_problem):
+            structure.feed(chunk, on_problem)
+            progress.update(chunk.done)
+            yield chunk
+    finally:
+        progress.close()
+    structure.close(on_problem)
+
+
+def load_trace(
+    reader: Reader, on_problem: OnProblem = raise_problem, each: Callable[[Chunk], None] | None = None
+) -> Trace:
+    """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that).
+
+    `each` is called with every chunk on the way, for those who want more than the trace.
+    """
+    structure = Structure(reader.path)
+    builder = TraceBuilder()
+    for chunk in checked_chunks(reader, structure, on_problem):
+        builder.add(chunk.table, chunk.lines)
+        if each is not None:
+            each(chunk)
+    run_id = structure.run_id or (reader.metadata or {}).get("run_id", "unknown")
+    return Trace(
+        path=reader.path,
+        metadata=reader.metadata or run_json.blank(run_id),
+        run_id=run_id,
+        context_id=structure.context_id or 0,
+        n_lost=structure.n_lost,
+        complete=structure.complete,
+        notes=(*reader.notes, *structure.notes()),
+        **builder.columns(),
+    )
+
+
+def read_trace(path: str | Path) -> Trace:
+    """The routing decisions of the trace at `path` (a file, or a directory with one log), checked.
+
+    Raises TraceError, with file, line and reason, if there is no such trace or it is malformed. A log that was cut off
+    is read up to its last complete line; `complete` and `notes` say so.
+    """
+    trace = load_trace(open_reader(path))
+    check_trace(trace, raise_problem)
+    return trace
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Every event of the trace with all its fields, streamed. Lines are checked, events among each other are not.
+
+    Raises TraceError as read_trace does, when it comes to the malformed line.
+    """
+    reader = open_reader(path)
+    for chunk in checked_chunks(reader, Structure(reader.path)):
+        for record in records_of(chunk.table):
+            if record["type"] == "event":
+                yield Event.of(record)

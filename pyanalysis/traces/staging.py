@@ -1,0 +1,47 @@
+"""Files that appear whole or not at all: written under a temporary name beside the target and renamed at the end."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from pyanalysis.traces.errors import TraceError
+
+
+class Staged:
+    """A file in the making. `path` is where to write; `commit` puts it in place, `discard` removes it.
+
+    Raises TraceError if the target exists (unless `force`), or its folder cannot be written to.
+    """
+
+    def __init__(self, target: Path, *, force: bool = False) -> None:
+        self._target = target
+        self._force = force
+        self._refuse_existing()
+        self._made_folder = not target.parent.exists()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        except OSError as error:
+            raise TraceError(target, None, f"cannot be written: {error.strerror}") from None
+        os.close(handle)
+        self.path = Path(name)
+
+    def commit(self) -> None:
+        self._refuse_existing()
+        umask = os.umask(0)
+        os.umask(umask)
+        self.path.chmod(0o666 & ~umask)  # mkstemp made it readable for its owner only
+        self.path.replace(self._target)
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        if self._made_folder and not any(self._target.parent.iterdir()):
+            self._target.parent.rmdir()
+
+    def _refuse_existing(self) -> None:
+        if self._target.is_dir():
+            raise TraceError(self._target, None, "is a folder, not a file to write")
+        if self._target.exists() and not self._force:
+            raise TraceError(self._target, None, "exists already; name another file, or say --force to replace it")
