@@ -21,6 +21,7 @@ context_log::context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const con
 
 context_log::~context_log() {
     recorder.land_all();
+    status->counters.log_ns = recorder.spent_ns();
     if (live != nullptr) {
         status->counters.n_log_events = live->n_committed();
         status->counters.n_log_lost   = live->n_lost();

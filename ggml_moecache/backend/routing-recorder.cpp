@@ -4,10 +4,16 @@
 #include "core/expert-name.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
 namespace moecache {
+
+static uint64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
 
 // Entries of graphs that are long gone are dropped together; a graph has one per MoE layer.
 static const size_t max_weights_known = 16384;
@@ -227,13 +233,14 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     if (routing.blocks.empty() || ring == nullptr) {
         return;
     }
-    if (routing.blocks.front().layer <= last_layer) {
-        begin_batch(routing);
-    }
-    last_layer = routing.blocks.back().layer;
     if (n_started - n_landed == routing_gather::n_slots) {
         land(n_landed % routing_gather::n_slots);
     }
+    const uint64_t begin_ns = now_ns();
+    if (routing.blocks.front().layer <= last_layer) {
+        begin_batch(routing);
+    }
+    last_layer        = routing.blocks.back().layer;
     const size_t slot = n_started % routing_gather::n_slots;
     flight &     next = flights[slot];
     next.blocks       = routing.blocks;
@@ -245,6 +252,7 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
         return;
     }
     n_started++;
+    ns += now_ns() - begin_ns;
 }
 
 bool routing_recorder::start(size_t slot, const plan_routing & routing) {
@@ -271,10 +279,12 @@ void routing_recorder::land_all() {
 
 void routing_recorder::land(size_t slot) {
     gather->wait(slot);
+    const uint64_t begin_ns = now_ns();
     for (const routing_source & block : flights[slot].blocks) {
         emit_block(flights[slot], block, gather->memory(slot));
     }
     n_landed++;
+    ns += now_ns() - begin_ns;
 }
 
 void routing_recorder::emit_block(const flight & done, const routing_source & block, const char * memory) {

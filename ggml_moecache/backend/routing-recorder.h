@@ -42,6 +42,9 @@ public:
     // The device has been synchronized: make events of everything that was gathered.
     void land_all();
 
+    // Time that record() and the making of events took so far, without waiting for the device.
+    uint64_t spent_ns() const { return ns; }
+
     // Layers that saw output rows only, so far, in rising order.
     const std::set<int> & output_row_layers() const { return output_layers; }
 
@@ -79,6 +82,7 @@ private:
     std::vector<token_info> batch_tokens; // of the ubatch that is being computed, possibly by several graphs
     std::vector<int32_t>    batch_output_rows;
     uint64_t                n_batches = 0;
+    uint64_t                ns        = 0;
     std::set<int>           output_layers;
     int32_t                 last_layer = INT32_MAX; // of the last block recorded: a ubatch goes up through the layers
 };

@@ -142,8 +142,12 @@ static void write_counters(json_writer & json, const context_counters & c) {
     json.value("n_events", c.n_events.load()).value("n_hits", c.n_hits.load()).value("n_misses", c.n_misses.load());
     json.value("n_copies", c.n_copies.load()).value("copy_bytes", c.copy_bytes.load());
     json.value("n_partial_blocks", c.n_partial_blocks.load()).value("n_unknown_blocks", c.n_unknown_blocks.load());
-    json.value("n_log_events", c.n_log_events.load()).value("n_log_lost", c.n_log_lost.load());
-    json.value("n_log_events", c.n_log_events.load()).value("n_log_lost", c.n_log_lost.load());
+    json.value("n_log_events", c.n_log_events.load())
+        .value("n_log_lost", c.n_log_lost.load())
+        .value("log_ns", c.log_ns.load());
+    json.value("n_log_events", c.n_log_events.load())
+        .value("n_log_lost", c.n_log_lost.load())
+        .value("log_ns", c.log_ns.load());
 }
 
 std::string status_json() {

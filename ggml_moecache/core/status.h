@@ -54,6 +54,7 @@ struct context_counters {
     std::atomic<uint64_t> n_unknown_blocks { 0 }; // MoE blocks of unknown form
     std::atomic<uint64_t> n_log_events { 0 };     // events that the routing log has taken, set when it is closed
     std::atomic<uint64_t> n_log_lost { 0 };       // events that it has lost: ring full, or not stored
+    std::atomic<uint64_t> log_ns { 0 }; // time that the thread of the graph spent on it, without waiting for the device
 };
 
 class context_status {
