@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -133,4 +134,7 @@ def main() -> None:
         status = 2
     except KeyboardInterrupt:
         status = 130
+    except BrokenPipeError:  # `moecache ... | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        status = 0
     sys.exit(status)

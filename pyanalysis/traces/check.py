@@ -78,9 +78,9 @@ class _Check:
         t = self.trace
         k = self._used.sum(axis=1)
         column, columns = t.columns
-        first = np.full(len(columns), t.n_events)
-        np.minimum.at(first, column, np.arange(t.n_events))
-        expected = k[first]
+        seen = np.zeros((len(columns), int(k.max()) + 1), dtype=np.int64)
+        np.add.at(seen, (column, k), 1)
+        expected = seen.argmax(axis=1)
         known = t.model["top_k"]
         is_exps = np.array([t.families[family] == "exps" for _, family in columns])
         if known is not None:
@@ -90,7 +90,7 @@ class _Check:
             other = (
                 "run.json's top_k is"
                 if known is not None and is_exps[column[index]]
-                else "the first event of the layer has"
+                else "most events of the layer have"
             )
             return f"wrong count: expert_ids has {k[index]} ids, {other} {expected[column[index]]}"
 

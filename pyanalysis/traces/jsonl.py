@@ -31,6 +31,7 @@ _LONGEST_LINE_BYTES = 64 << 20  # a log's lines are some hundred bytes; this is 
 _READ = pj.ReadOptions(block_size=_CHUNK_BYTES // 8)
 # Arrow does not tell an absent field from null, so the names are counted in the text.
 _NULLABLE_NAMES = [f'"{f.name}":'.encode() for f in RECORDS["event"] if f.nullable and f.required]
+_OPTIONAL_NAMES = [f.name for known in RECORDS.values() for f in known if not f.required]
 # How the plugin's events end while there is no cache: half of their text, always the same. Cut out before the parsing,
 # which makes reading half as fast again.
 _ROUTING_NAMES = ("type", *(f.name for f in RECORDS["event"][:10]))
@@ -48,6 +49,7 @@ class JsonlReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes: list[str] = []
+        self._ended = False  # the end record has been read
         self.metadata = run_json.read(run_json.path_for(path))
         if self.metadata is None:
             self.notes.append(f"no {run_json.path_for(path).name} beside it: model and settings are not known")
@@ -85,6 +87,7 @@ class JsonlReader:
     def _chunk(self, block: bytes, first_line: int, on_problem: OnProblem) -> Chunk:
         table = _parse_block(block)
         if table is not None:
+            self._ended |= bool(pc.any(pc.equal(table["type"], "end")).as_py())
             return Chunk(table, np.arange(first_line, first_line + table.num_rows), 0)
         records, numbers = [], []
         lines = block.split(b"\n")
@@ -93,8 +96,9 @@ class JsonlReader:
             try:
                 records.append(parse_line(line))
                 numbers.append(number)
+                self._ended |= records[-1]["type"] == "end"
             except TruncatedLineError as error:  # noqa: PERF203 - the slow way on purpose
-                if is_cut and number == first_line + len(lines) - 1:
+                if is_cut and number == first_line + len(lines) - 1 and not self._ended:
                     self.notes.append(f"line {number} is cut off and left out")
                 else:
                     on_problem(Problem(self.path, number, str(error)))
@@ -126,8 +130,18 @@ def _parse_block(block: bytes) -> pa.Table | None:
             return None
         table = with_no_cache(table)
     else:
+        if block.count(b'":') != _n_fields(table):
+            return None  # some line has a field that its type does not have, or has null where it may be absent only
         table = table.append_column(SCHEMA.field("rest"), pa.nulls(n_lines, pa.string()))
     return table if is_valid(table) else None
+
+
+def _n_fields(table: pa.Table) -> int:
+    """Fields that the lines of a table must have: those their types require, and the others that are not null."""
+    n_fields = table.num_rows
+    for count in pc.value_counts(table["type"]).to_pylist():
+        n_fields += count["counts"] * sum(f.required for f in RECORDS.get(count["values"], ()))
+    return n_fields + sum(table.num_rows - table[name].null_count for name in _OPTIONAL_NAMES)
 
 
 def _parse(text: bytes, schema: pa.Schema) -> pa.Table:

@@ -39,7 +39,7 @@ class NpzReader:
         self.path = path
         self.notes: list[str] = []
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 self._arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
         except OSError as error:
             raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None

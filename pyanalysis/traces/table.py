@@ -202,7 +202,10 @@ def _json_text(known: Field, column: pa.Array) -> pa.Array:
     if known.kind in ("text", "phase"):
         coded = column.dictionary_encode()
         text = pa.array([json.dumps(v) for v in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
-    elif known.kind in ("ids", "weights", "flags"):
+    elif known.kind == "weights":
+        items = pc.cast(column.flatten(), pa.string())
+        text = _list_text(column, pc.if_else(pc.equal(items, "-0"), "-0.0", items))  # JSON's -0 is the integer 0
+    elif known.kind in ("ids", "flags"):
         text = _list_text(column, pc.cast(column.flatten(), pa.string()))
     elif known.kind == "pairs":
         pairs = column.flatten()
