@@ -144,7 +144,7 @@ class _Check:
         whole = ~np.isin(columns[:, 0], partial)
         counted = whole[column]
         n_seen = np.bincount(t.tokens.of_event[counted], minlength=len(t.tokens))
-        missing = (n_seen < whole.sum()) & ~np.isin(t.tokens.batch, t.unsure_batches)
+        missing = (n_seen < whole.sum()) & ~t.may_lack_events(t.tokens.batch)
         if not missing.any():
             return
         first_event = np.full(len(t.tokens), t.n_events)

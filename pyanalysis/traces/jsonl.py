@@ -138,10 +138,11 @@ def _parse_block(block: bytes) -> pa.Table | None:
 
 def _n_fields(table: pa.Table) -> int:
     """Fields that the lines of a table must have: those their types require, and the others that are not null."""
-    n_fields = table.num_rows
+    n_fields: int = table.num_rows
     for count in pc.value_counts(table["type"]).to_pylist():
         n_fields += count["counts"] * sum(f.required for f in RECORDS.get(count["values"], ()))
-    return n_fields + sum(table.num_rows - table[name].null_count for name in _OPTIONAL_NAMES)
+    n_fields += sum(table.num_rows - table[name].null_count for name in _OPTIONAL_NAMES)
+    return n_fields
 
 
 def _parse(text: bytes, schema: pa.Schema) -> pa.Table:

@@ -110,13 +110,13 @@ def _batch_of_line(table: pa.Table) -> Array:
 
 def _same_tokens(one: Trace, other: Trace) -> None:
     """Refuse logs that are not devices of one context: their tokens differ in a ubatch in which nothing was lost."""
-    unsure = np.union1d(one.unsure_batches, other.unsure_batches)
     ends = [int(trace.batch[-1]) for trace in (one, other) if not trace.complete]
     seen = []
     for trace in (one, other):
         tokens = np.stack([trace.tokens.batch, trace.tokens.request, trace.tokens.token], axis=1)
         batch = tokens[:, 0]
-        seen.append(tokens[~np.isin(batch, unsure) & (batch < min(ends, default=np.iinfo(np.int64).max))])
+        unsure = one.may_lack_events(batch) | other.may_lack_events(batch)
+        seen.append(tokens[~unsure & (batch < min(ends, default=np.iinfo(np.int64).max))])
     if seen[0].shape == seen[1].shape and (seen[0] == seen[1]).all():
         return
     n = min(len(seen[0]), len(seen[1]))

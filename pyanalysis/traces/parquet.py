@@ -38,7 +38,7 @@ class ParquetReader:
             self._file = pq.ParquetFile(path)
         except OSError as error:
             raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, ValueError) as error:
             raise TraceError(path, None, f"is no Parquet file, or a truncated one: {error}") from None
         have = self._file.schema_arrow
         for field in SCHEMA:
@@ -48,7 +48,7 @@ class ParquetReader:
                 reason = f"the column {field.name} has type {have.field(field.name).type}, not {field.type}"
                 raise TraceError(path, None, reason)
         text = (self._file.metadata.metadata or {}).get(_METADATA_KEY)
-        self.metadata: Metadata | None = None if text is None else run_json.parse(path, text.decode())
+        self.metadata: Metadata | None = None if text is None else run_json.parse(path, text.decode(errors="replace"))
         if self.metadata is None:
             self.notes.append("no run.json in the file's metadata: model and settings are not known")
 
@@ -64,7 +64,7 @@ class ParquetReader:
                     good = self._valid_rows(table, int(lines[0]), on_problem)
                     table, lines = table.filter(pa.array(good)), lines[good]
                 yield Chunk(table, lines, done / total)
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
             raise TraceError(self.path, None, f"is damaged after row {done}: {error}") from None
 
     def _valid_rows(

@@ -81,17 +81,15 @@ class Trace:
         keys, column = np.unique(key, return_inverse=True)
         return column, np.stack(np.divmod(keys, max(len(self.families), 1)), axis=1)
 
-    @cached_property
-    def unsure_batches(self) -> Array:
-        """int64: ubatches that may lack events: those of an overflow, and the last one of a log that was cut off."""
-        batches = np.unique(self.tokens.batch)
+    def may_lack_events(self, batches: Array) -> Array:
+        """bool[b]: which of these ubatches [b] are those of an overflow, or the last one of a log that was cut off."""
         unsure = np.zeros(len(batches), dtype=bool)
         for place, first, _ in self.overflows.tolist():
-            last = self.batch[place] if place < self.n_events else batches[-1]
+            last = self.batch[place] if place < self.n_events else np.iinfo(np.int64).max
             unsure |= (batches >= first) & (batches <= last)
         if not self.complete and self.n_events:
             unsure |= batches == self.batch[-1]
-        return batches[unsure]
+        return unsure
 
     def n_experts(self, layer: int, family: str) -> int | None:
         """Experts of a layer and family as run.json has it, None if it does not."""
