@@ -7,6 +7,8 @@
 #include "core/status.h"
 
 #include <algorithm>
+#include <climits>
+#include <set>
 
 namespace moecache {
 
@@ -16,11 +18,13 @@ struct backend_context {
     config                          settings;
     std::shared_ptr<context_status> status;
     std::unique_ptr<moe_op>         moe;
-    std::unique_ptr<context_log>    log;                 // nullptr: not asked for
-    bool                            announced   = false; // the status line was written
-    bool                            all_refused = false; // capacity `all`, but there was no room: not tried again
-    bool                            failed = false; // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
-    bool file_failed                       = false; // the status file could not be written: said once, not tried again
+    std::unique_ptr<context_log>    log;     // nullptr: not asked for
+    std::set<const void *>          refused; // weights that the inner device cannot multiply, by address
+    int  last_layer  = INT_MAX;              // of the last block computed: a ubatch goes up through the layers
+    bool announced   = false;                // the status line was written
+    bool all_refused = false;                // capacity `all`, but there was no room: not tried again
+    bool failed      = false;                // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
+    bool file_failed = false;                // the status file could not be written: said once, not tried again
 };
 
 static backend_context * context_of(ggml_backend_t backend) {
@@ -56,27 +60,36 @@ static void announce(backend_context * context, const context_facts & facts) {
 // A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation
 // must end.
 static bool fall_back(backend_context * context, reason why, const std::string & detail) {
-    context->status->add_fallback(why);
+    const bool first = context->status->add_fallback(why);
     if (context->settings.require) {
         context->failed = true;
         GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(),
                        detail.empty() ? "" : " - ", reason_text(why));
         return false;
     }
+    if (first && why != reason::no_room) { // that one is the status line
+        GGML_LOG_WARN("moecache: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
+                      reason_text(why));
+    }
     return true;
 }
 
 static expert_placement placement_of(backend_context * context, const ggml_cgraph * graph) {
-    const device_context * device = device_get(context->dev);
-    return place_experts(graph, [device](const ggml_tensor * weight) {
-        return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-    });
+    const device_context * device    = device_get(context->dev);
+    const resident_set &   residents = context->moe->residents;
+    return place_experts(
+        graph,
+        [device](const ggml_tensor * weight) {
+            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
+        },
+        [&residents](const ggml_tensor * weight) { return residents.find(weight) != nullptr; });
 }
 
 static context_facts current_facts(backend_context * context, const expert_placement & placement) {
     device_context * device  = device_get(context->dev);
     context_facts    facts   = context->status->facts();
     facts.n_experts          = placement.n_experts;
+    facts.n_resident         = placement.n_resident;
     facts.n_layers           = placement.n_layers;
     facts.n_layers_elsewhere = placement.n_elsewhere;
     facts.store_bytes        = device->store_bytes;
@@ -87,31 +100,38 @@ static context_facts current_facts(backend_context * context, const expert_place
 
 // --- capacity `all` -----------------------------------------------------------------------------------------------------------------
 
-static bool inner_can_multiply(backend_context * context, const ggml_cgraph * graph, const expert_op & op) {
-    const ggml_tensor * node   = graph->nodes[op.node];
-    ggml_tensor         copy   = *node;
-    ggml_tensor         weight = *node->src[0];
-    weight.buffer              = nullptr; // as if it were anywhere
-    copy.src[0]                = &weight;
-    return ggml_backend_dev_supports_op(device_get(context->dev)->inner, &copy);
+// Whether the device below can multiply with `weight`: asked as llama.cpp's loader does it.
+static bool inner_can_multiply(backend_context * context, const ggml_tensor * weight) {
+    ggml_context * ctx = ggml_init({ 4 * ggml_tensor_overhead(), nullptr, /* no_alloc = */ true });
+    if (ctx == nullptr) {
+        return false;
+    }
+    ggml_tensor copy  = *weight;
+    copy.buffer       = nullptr; // as if it were anywhere
+    ggml_tensor * x   = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, weight->ne[0], 1, 1);
+    ggml_tensor * ids = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, 1);
+    const bool can = ggml_backend_dev_supports_op(device_get(context->dev)->inner, ggml_mul_mat_id(ctx, &copy, x, ids));
+    ggml_free(ctx);
+    return can;
 }
 
-// Bring the weights of this graph to the device. Returns false when the computation must end.
-static bool make_resident(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+// Bring the weights of the whole model graph to the device. Returns false when the computation must end.
+static bool make_resident(backend_context * context, const ggml_cgraph * graph) {
     std::vector<const ggml_tensor *> wanted;
     uint64_t                         wanted_bytes = 0;
-    for (const expert_op & op : plan.walk.ops) {
-        if (!op.on_host) {
+    for (const ggml_tensor * weight : placement_of(context, graph).stored) {
+        if (context->moe->residents.find(weight) != nullptr || context->refused.count(weight->data) != 0) {
             continue;
         }
-        if (!inner_can_multiply(context, graph, op)) {
-            if (!fall_back(context, reason::unsupported_type, graph->nodes[op.node]->src[0]->name)) {
+        if (!inner_can_multiply(context, weight)) {
+            context->refused.insert(weight->data);
+            if (!fall_back(context, reason::unsupported_type, weight->name)) {
                 return false;
             }
             continue;
         }
-        wanted.push_back(graph->nodes[op.node]->src[0]);
-        wanted_bytes += ggml_nbytes(wanted.back());
+        wanted.push_back(weight);
+        wanted_bytes += ggml_nbytes(weight);
     }
     uint64_t                         copied_bytes = 0;
     std::vector<const ggml_tensor *> copied;
@@ -142,19 +162,16 @@ static bool make_resident(backend_context * context, const graph_plan & plan, co
 
 // --- compute ------------------------------------------------------------------------------------------------------------------------
 
-static uint64_t count_resident(const graph_plan & plan) {
-    uint64_t n = 0;
-    for (const moe_block & block : plan.walk.blocks) {
-        n += block.layer >= 0 && !block.on_host ? static_cast<uint64_t>(block.n_expert) : 0;
-    }
-    return n;
-}
-
-static void announce_active(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+static bool announce_active(backend_context * context, const ggml_cgraph * graph) {
     context_facts facts = current_facts(context, placement_of(context, graph));
     facts.state         = context_state::active;
-    facts.n_resident    = count_resident(plan);
     announce(context, facts);
+    // Only where there is something to pin for: the stand-in has no such memory.
+    const bool can_pin = ggml_backend_dev_host_buffer_type(device_get(context->dev)->inner) != nullptr;
+    if (!can_pin || facts.store_pinned_bytes == facts.store_bytes) {
+        return true;
+    }
+    return fall_back(context, facts.store_pinned_bytes == 0 ? reason::not_pinned : reason::partly_pinned, "");
 }
 
 // MoE blocks may be in another part of the graph (an eval callback's, a split's): then wait for it.
@@ -169,13 +186,24 @@ static void announce_without_blocks(backend_context * context, const ggml_cgraph
     announce(context, facts);
 }
 
+// Programs that call llama_set_warmup route every token of their first graph (two of an encoder and decoder) to all
+// experts. A model whose top-k is all its experts does so always: then nothing is a warm-up.
+static bool is_warmup(backend_context * context, const graph_plan & plan) {
+    const bool at_the_start = context->status->counters.n_graphs == 0 && context->status->counters.n_warmup_graphs < 2;
+    return plan.warmup && at_the_start;
+}
+
 static void count(backend_context * context, const graph_plan & plan) {
     context_counters & counters = context->status->counters;
-    if (plan.warmup) {
-        counters.n_warmup_graphs++;
+    // A ubatch may reach us in several parts (layers on the CPU between, an eval callback): it is one graph all the
+    // same.
+    const bool new_ubatch = plan.counts.first_layer >= 0 && plan.counts.first_layer <= context->last_layer;
+    context->last_layer   = plan.counts.last_layer >= 0 ? plan.counts.last_layer : context->last_layer;
+    if (is_warmup(context, plan)) {
+        counters.n_warmup_graphs += new_ubatch;
         return;
     }
-    counters.n_graphs++;
+    counters.n_graphs += new_ubatch;
     counters.n_events += plan.counts.n_events;
     counters.n_hits += plan.counts.n_hits;
     counters.n_misses += plan.counts.n_misses;
@@ -184,44 +212,40 @@ static void count(backend_context * context, const graph_plan & plan) {
 }
 
 // Returns false when the computation must end.
-static bool record(backend_context * context, graph_plan & plan, const ggml_cgraph * graph) {
-    if (context->log == nullptr || plan.warmup) {
+static bool record(backend_context * context, graph_plan & plan, const ggml_cgraph * graph, bool warmup) {
+    if (context->log == nullptr || warmup) {
         return true;
     }
     const std::string error = context->log->computed(plan, graph);
     if (error.empty()) {
         return true;
     }
-    if (!context->settings.require) {
-        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::log_file), error.c_str());
-    }
     return fall_back(context, reason::log_file, error);
 }
 
-static bool has_host_ops(const graph_plan & plan) {
-    return std::any_of(plan.walk.ops.begin(), plan.walk.ops.end(), [](const expert_op & op) { return op.on_host; });
+// Weights that the device may get: not on it yet, and not refused.
+static bool lacks_copies(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+    return std::any_of(plan.walk.ops.begin(), plan.walk.ops.end(), [&](const expert_op & op) {
+        return op.on_host && context->refused.count(graph->nodes[op.node]->src[0]->data) == 0;
+    });
 }
 
 // Prepare the plan of `graph`: residents first, when it is time for them. nullptr when the computation must end.
 static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
-    graph_plan * plan = context->moe->plan(graph);
-    const bool   wants_copies =
-        plan != nullptr && context->settings.capacity == capacity_kind::all && !context->all_refused && !plan->warmup;
-    if (wants_copies && has_host_ops(*plan)) {
-        const uint64_t before = context->moe->residents.bytes();
-        if (!make_resident(context, *plan, graph)) {
-            return nullptr;
-        }
-        plan = context->moe->plan(graph);
-        if (plan != nullptr && context->announced && context->moe->residents.bytes() != before &&
-            !context->all_refused) {
-            context_facts facts  = context->status->facts(); // more layers or an adapter: no second line, but the truth
-            facts.n_resident     = std::max(facts.n_resident, count_resident(*plan));
-            facts.resident_bytes = context->moe->residents.bytes();
-            context->status->update(facts);
-        }
+    graph_plan * plan         = context->moe->plan(graph);
+    const bool   wants_copies = plan != nullptr && context->settings.capacity == capacity_kind::all &&
+                              !context->all_refused && !is_warmup(context, *plan);
+    if (!wants_copies || !lacks_copies(context, *plan, graph)) {
+        return plan;
     }
-    return plan;
+    if (!make_resident(context, graph)) {
+        return nullptr;
+    }
+    if (context->announced && !context->all_refused) { // an adapter, say: no second line, but the truth
+        context_facts facts = current_facts(context, placement_of(context, graph));
+        context->status->update(facts);
+    }
+    return context->moe->plan(graph);
 }
 
 static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
@@ -230,11 +254,12 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgrap
     if (plan == nullptr) {
         return GGML_STATUS_ALLOC_FAILED;
     }
-    if (!context->announced && !plan->warmup) {
+    const bool warmup = is_warmup(context, *plan);
+    if (!context->announced && !warmup) {
         if (plan->walk.blocks.empty()) {
             announce_without_blocks(context, graph);
-        } else {
-            announce_active(context, *plan, graph);
+        } else if (!announce_active(context, graph)) {
+            return GGML_STATUS_FAILED;
         }
     }
     if (plan->counts.n_partial_blocks > 0 && !fall_back(context, reason::partial_block, "")) {
@@ -244,9 +269,12 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgrap
         return GGML_STATUS_FAILED;
     }
     const enum ggml_status status = context->moe->run(*plan, graph);
+    if (status == GGML_STATUS_FAILED && context->moe->host.is_broken()) {
+        fall_back(context, reason::host_backend, "");
+    }
     if (status == GGML_STATUS_SUCCESS && !plan->walk.blocks.empty()) {
         count(context, *plan);
-        return record(context, *plan, graph) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+        return record(context, *plan, graph, warmup) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
     return status;
 }
@@ -260,6 +288,11 @@ static const char * backend_get_name(ggml_backend_t backend) {
 static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
     context->log.reset();
+    if (context->announced) { // an adapter may have been freed since
+        context_facts facts  = context->status->facts();
+        facts.resident_bytes = context->moe->residents.bytes();
+        context->status->update(facts);
+    }
     context->moe.reset();
     ggml_backend_free(context->inner);
     context->status->close();

@@ -25,7 +25,7 @@ static const char * default_get_name(ggml_backend_buffer_type_t type) {
 static void standin_free_buffer(ggml_backend_buffer_t buffer) {
     device_context * device = device_of(buffer->buft);
     device->standin_used_bytes -= buffer->size;
-    device->standin_free(buffer);
+    device->standin_free.load()(buffer);
 }
 
 static ggml_backend_buffer_t default_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
@@ -153,6 +153,10 @@ static ggml_backend_buffer_t store_alloc_buffer(ggml_backend_buffer_type_t type,
         ggml_backend_buffer_free(host);
         delete store;
         return nullptr;
+    }
+    {
+        std::lock_guard<std::mutex> lock(device->probed_mutex);
+        device->probed.clear(); // what was asked about is being loaded
     }
     device->store_bytes += size;
     device->store_pinned_bytes += store->pinned ? size : 0;

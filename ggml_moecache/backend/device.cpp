@@ -49,7 +49,7 @@ static uint64_t reserved_bytes(device_context * device) {
     if (config_get("GGML_MOECACHE_CAPACITY") != "all") {
         return 0;
     }
-    uint64_t needed = 0;
+    uint64_t needed = device->store_bytes;
     {
         std::lock_guard<std::mutex> lock(device->probed_mutex);
         for (const auto & weight : device->probed) {

@@ -34,12 +34,12 @@ struct device_context {
     // this process and others took since then. 0 = not looked at yet.
     std::atomic<uint64_t> uncapped_free_bytes { 0 };
 
-    // Expert weights that llama.cpp's loader asked about, by name, in bytes: what the capacity `all` will need before
-    // it exists.
+    // Expert weights that llama.cpp's loader asked about, by name, in bytes, and that are not in the store yet: with
+    // the store's bytes, what the capacity `all` will need before it exists.
     std::mutex                      probed_mutex;
     std::map<std::string, uint64_t> probed;
 
-    void (*standin_free)(ggml_backend_buffer_t) = nullptr; // the CPU buffer's own free function
+    std::atomic<void (*)(ggml_backend_buffer_t)> standin_free { nullptr }; // the CPU buffer's own free function
 };
 
 // A new device over `inner`, number `index`, of registry `reg`.

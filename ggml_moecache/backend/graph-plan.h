@@ -43,6 +43,8 @@ struct plan_swap {
 
 // What one run of the plan adds to the counters.
 struct plan_counts {
+    int      first_layer      = -1; // of the blocks whose rows are counted here, -1 = none
+    int      last_layer       = -1;
     uint64_t n_events         = 0;
     uint64_t n_hits           = 0;
     uint64_t n_misses         = 0;
@@ -59,6 +61,7 @@ struct graph_plan {
     bool                      warmup      = false;
     size_t                    arena_bytes = 0;       // host memory the shadows need, from the start of the arena
     ggml_context *            shadows     = nullptr; // owns the shadow tensors
+    uint64_t                  last_use    = 0;       // of the cache of plans
 
     graph_plan() = default;
     ~graph_plan();

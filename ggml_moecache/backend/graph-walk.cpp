@@ -151,19 +151,35 @@ graph_walk walk_graph(const ggml_cgraph * graph, const std::function<bool(const 
 
 namespace {
 
-struct placement_count {
-    std::map<std::pair<int, int>, uint64_t> stored; // (layer, family) -> experts
-    std::set<int>                           stored_layers;
-    std::set<int>                           all_layers;
+struct stored_experts {
+    uint64_t n_experts = 0;
+    bool     resident  = true; // all weights that were seen
+};
 
-    void add(const ggml_tensor * node, const std::function<bool(const ggml_tensor *)> & in_store) {
+struct placement_count {
+    std::map<std::pair<int, int>, stored_experts> stored; // (layer, family)
+    std::set<int>                                 stored_layers;
+    std::set<int>                                 all_layers;
+    std::set<const ggml_tensor *>                 weights;
+
+    void add(const ggml_tensor * node, const std::function<bool(const ggml_tensor *)> & in_store,
+             const std::function<bool(const ggml_tensor *)> & on_device) {
+        if (node->op != GGML_OP_MUL_MAT_ID) {
+            return;
+        }
+        const bool  inside = in_store(node->src[0]);
         expert_name name;
-        if (node->op != GGML_OP_MUL_MAT_ID || !expert_name_parse(node->src[0]->name, name)) {
+        if (inside) {
+            weights.insert(node->src[0]);
+        }
+        if (!expert_name_parse(node->src[0]->name, name)) {
             return;
         }
         all_layers.insert(name.layer);
-        if (in_store(node->src[0])) {
-            stored[{ name.layer, name.family }] = static_cast<uint64_t>(node->src[0]->ne[2]);
+        if (inside) {
+            stored_experts & experts = stored[{ name.layer, name.family }];
+            experts.n_experts        = static_cast<uint64_t>(node->src[0]->ne[2]);
+            experts.resident &= on_device(node->src[0]);
             stored_layers.insert(name.layer);
         }
     }
@@ -171,23 +187,26 @@ struct placement_count {
 
 } // namespace
 
-expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store) {
+expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store,
+                               const std::function<bool(const ggml_tensor *)> & on_device) {
     placement_count  count;
     expert_placement result;
     int              n_known = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
-        count.add(graph->nodes[i], in_store);
+        count.add(graph->nodes[i], in_store, on_device);
     }
     for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
         if (ggml_bitset_get(graph->visited_hash_set.used, i)) {
-            count.add(graph->visited_hash_set.keys[i], in_store);
+            count.add(graph->visited_hash_set.keys[i], in_store, on_device);
             n_known++;
         }
     }
     result.whole = n_known > graph->n_nodes; // the meta device of `-sm tensor` enters a part's own nodes, no leaf
     for (const auto & entry : count.stored) {
-        result.n_experts += entry.second;
+        result.n_experts += entry.second.n_experts;
+        result.n_resident += entry.second.resident ? entry.second.n_experts : 0;
     }
+    result.stored.assign(count.weights.begin(), count.weights.end());
     result.n_layers    = count.stored_layers.size();
     result.n_elsewhere = count.all_layers.size() - count.stored_layers.size();
     return result;

@@ -53,11 +53,15 @@ graph_walk walk_graph(const ggml_cgraph * graph, const std::function<bool(const 
 // Where the experts of a whole model graph are, read from the graph's hash set, which every split and view of it
 // shares.
 struct expert_placement {
+    std::vector<const ggml_tensor *> stored; // expert weights of the store (and adapters there), each once
+
     uint64_t n_experts   = 0;     // (layer, family, expert) in the store
+    uint64_t n_resident  = 0;     // of these, those with all their weights on the device
     uint64_t n_layers    = 0;     // MoE layers in the store
     uint64_t n_elsewhere = 0;     // MoE layers elsewhere: user's choice, another device
     bool     whole       = false; // the graph knows the whole model graph; a part of one of `-sm tensor` does not
 };
-expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store);
+expert_placement place_experts(const ggml_cgraph * graph, const std::function<bool(const ggml_tensor *)> & in_store,
+                               const std::function<bool(const ggml_tensor *)> & on_device);
 
 } // namespace moecache

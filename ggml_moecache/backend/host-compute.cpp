@@ -18,13 +18,9 @@ void * host_compute::cpu_function(const char * name) const {
 }
 
 void host_compute::free_threadpool() {
-    if (threadpool == nullptr) {
-        return;
+    if (threadpool != nullptr) {
+        free_fn(threadpool);
     }
-    ggml_backend_dev_t cpu     = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    const auto         free_fn = reinterpret_cast<decltype(ggml_threadpool_free) *>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_threadpool_free"));
-    free_fn(threadpool);
     threadpool = nullptr;
     pool_size  = 0;
 }
@@ -35,6 +31,7 @@ bool host_compute::start() {
     }
     backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     if (backend == nullptr) {
+        broken = true;
         return false;
     }
     apply_n_threads();
@@ -48,13 +45,14 @@ void host_compute::apply_n_threads() {
     if (n_threads <= 0 || set_n_threads_fn == nullptr) {
         return;
     }
-    const auto new_fn  = reinterpret_cast<decltype(ggml_threadpool_new) *>(cpu_function("ggml_threadpool_new"));
-    const auto free_fn = reinterpret_cast<decltype(ggml_threadpool_free) *>(cpu_function("ggml_threadpool_free"));
+    const auto new_fn      = reinterpret_cast<decltype(ggml_threadpool_new) *>(cpu_function("ggml_threadpool_new"));
+    const auto new_free_fn = reinterpret_cast<decltype(ggml_threadpool_free) *>(cpu_function("ggml_threadpool_free"));
     const auto use_fn =
         reinterpret_cast<decltype(ggml_backend_cpu_set_threadpool) *>(cpu_function("ggml_backend_cpu_set_threadpool"));
-    if (n_threads > pool_size && new_fn != nullptr && free_fn != nullptr && use_fn != nullptr) {
+    if (n_threads > pool_size && new_fn != nullptr && new_free_fn != nullptr && use_fn != nullptr) {
         use_fn(backend, nullptr);
         free_threadpool();
+        free_fn                       = new_free_fn;
         ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
         threadpool                    = new_fn(&params);
         pool_size                     = threadpool != nullptr ? n_threads : 0;

@@ -21,18 +21,23 @@ public:
     // backend could not be started, else its status.
     enum ggml_status compute(ggml_cgraph * graph);
 
+    bool is_broken() const { return broken; } // the CPU backend could not be started
+
 private:
+    bool broken = false;
+
     bool   start();
     void   apply_n_threads();
     void * cpu_function(const char * name) const;
     void   free_threadpool();
 
-    ggml_backend_t      backend    = nullptr;
-    ggml_threadpool *   threadpool = nullptr; // kept between calls: without one GGML may start threads for every graph
-    int                 pool_size  = 0;
-    int                 n_threads  = 0; // 0 = GGML's default
-    ggml_abort_callback callback   = nullptr;
-    void *              data       = nullptr;
+    ggml_backend_t    backend    = nullptr;
+    ggml_threadpool * threadpool = nullptr; // kept between calls: without one GGML may start threads for every graph
+    void (*free_fn)(ggml_threadpool *) = nullptr; // of the pool: at exit GGML's registry may be gone
+    int                 pool_size      = 0;
+    int                 n_threads      = 0; // 0 = GGML's default
+    ggml_abort_callback callback       = nullptr;
+    void *              data           = nullptr;
 };
 
 } // namespace moecache

@@ -2,11 +2,15 @@
 
 #include "backend/buffer-type.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace moecache {
 
-// A graph that changes (the KV cache grows) gets a new uid; plans of old ones are dropped together when this many have
-// gathered. A graph has one plan per split, so a model that is spread over CPU and device needs some hundred at once.
-static const size_t max_plans = 512;
+// A graph that changes (the KV cache grows) gets a new uid and leaves its plan behind. When this many have gathered,
+// the half that was used longest ago goes. A graph has one plan per split: a model that is spread over CPU and device
+// needs some forty at once.
+static const size_t max_plans = 128;
 
 moe_op::~moe_op() {
     ggml_backend_synchronize(inner); // copies out of the arena may be under way
@@ -18,7 +22,20 @@ void moe_op::forget_plans() {
     unnamed.reset();
 }
 
+void moe_op::drop_old_plans() {
+    std::vector<uint64_t> uses;
+    for (const auto & plan : plans) {
+        uses.push_back(plan.second->last_use);
+    }
+    std::nth_element(uses.begin(), uses.begin() + static_cast<std::ptrdiff_t>(uses.size() / 2), uses.end());
+    const uint64_t median = uses[uses.size() / 2];
+    for (auto it = plans.begin(); it != plans.end();) {
+        it = it->second->last_use < median ? plans.erase(it) : std::next(it);
+    }
+}
+
 bool moe_op::reserve_arena(size_t size_bytes) {
+    size_bytes = std::max(size_bytes, size_t(64)); // a graph without rows needs nothing, but its plan a base address
     if (size_bytes <= arena_bytes) {
         return true;
     }
@@ -36,8 +53,8 @@ bool moe_op::reserve_arena(size_t size_bytes) {
 }
 
 void * moe_op::mirror(const ggml_tensor * weight) {
-    std::vector<char> & copy = mirrors[weight->data];
-    if (copy.size() < ggml_nbytes(weight)) {
+    std::vector<char> & copy = mirrors[{ weight->data, ggml_nbytes(weight) }];
+    if (copy.empty()) {
         copy.resize(ggml_nbytes(weight));
         ggml_backend_synchronize(inner);
         ggml_backend_tensor_get(weight, copy.data(), 0, copy.size());
@@ -52,10 +69,12 @@ graph_plan * moe_op::plan(ggml_cgraph * graph) {
     if (graph->uid != 0) {
         const auto known = plans.find(graph->uid);
         if (known != plans.end()) {
+            known->second->last_use = ++n_uses;
             return known->second.get();
         }
     }
-    auto made = std::make_unique<graph_plan>();
+    auto made      = std::make_unique<graph_plan>();
+    made->last_use = ++n_uses;
     plan_build(*made, graph, residents, device_get(dev));
     if (!made->segments.empty()) {
         const weight_mirror mirror_of = [this](const ggml_tensor * weight) { return mirror(weight); };
@@ -70,7 +89,7 @@ graph_plan * moe_op::plan(ggml_cgraph * graph) {
         return unnamed.get();
     }
     if (plans.size() >= max_plans) {
-        plans.clear();
+        drop_old_plans();
     }
     graph_plan * result = made.get();
     plans[graph->uid]   = std::move(made);

@@ -7,8 +7,10 @@
 #include "backend/graph-plan.h"
 #include "backend/host-compute.h"
 
+#include <map>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace moecache {
@@ -31,6 +33,7 @@ public:
     host_compute host;
 
 private:
+    void             drop_old_plans();
     bool             reserve_arena(size_t size_bytes);
     void *           mirror(const ggml_tensor * weight);
     void             fetch(const host_transfer & transfer);
@@ -42,9 +45,10 @@ private:
     ggml_backend_buffer_t arena       = nullptr; // host memory of the shadows, pinned when possible
     size_t                arena_bytes = 0;
 
-    std::unordered_map<uint64_t, std::unique_ptr<graph_plan>> plans;   // by the graph's uid
-    std::unique_ptr<graph_plan>                               unnamed; // of the last graph without one
-    std::unordered_map<const void *, std::vector<char>>       mirrors; // by address on the device
+    std::unordered_map<uint64_t, std::unique_ptr<graph_plan>>    plans;   // by the graph's uid
+    std::unique_ptr<graph_plan>                                  unnamed; // of the last graph without one
+    std::map<std::pair<const void *, size_t>, std::vector<char>> mirrors; // by address on the device and size
+    uint64_t                                                     n_uses = 0;
 };
 
 } // namespace moecache

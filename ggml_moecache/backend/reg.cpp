@@ -87,8 +87,9 @@ static ggml_backend_reg reg = {
 };
 
 // The lines of ggml_backend_score: one per reason and process, however often the library is loaded.
+static std::vector<reason> & said = *new std::vector<reason>; // guarded by reg_mutex
+
 static void refuse(reason why, const std::string & detail) {
-    static std::vector<reason> said; // guarded by reg_mutex
     for (const reason known : said) {
         if (known == why) {
             return;
@@ -152,9 +153,10 @@ static std::vector<ggml_backend_dev_t> find_inner(bool & standin, std::string & 
 namespace {
 struct at_exit {
     ~at_exit() {
-        if (status_any_known()) {
-            // The exit line was handed to llama.cpp's logger, whose thread prints it. That logger is never flushed at
-            // exit (llama.cpp's choice), and short runs lost the line; the thread is still alive here.
+        if (status_any_known() || !said.empty()) {
+            // The exit line (or the refusal, whose program may end at once) was handed to llama.cpp's logger, whose
+            // thread prints it. That logger is never flushed at exit (llama.cpp's choice), and short runs lost the
+            // line; the thread is still alive here.
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (!devices.empty()) {
             // Nobody should have to guess that a cache was off. GGML's logger may be gone by now.

@@ -13,8 +13,10 @@ namespace moecache {
 
 // Copies that are alive, by device and address of the canonical data: an address is reused only after its model, and so
 // every context on it, is gone.
-static std::mutex                                                                            shared_mutex;
-static std::map<std::pair<ggml_backend_dev_t, const void *>, std::weak_ptr<resident_weight>> shared;
+// Never destroyed: a program may free its models after this library's static objects are gone.
+using shared_copies = std::map<std::pair<ggml_backend_dev_t, const void *>, std::weak_ptr<resident_weight>>;
+static std::mutex &    shared_mutex = *new std::mutex;
+static shared_copies & shared       = *new shared_copies;
 
 // Ranges of store memory that were freed while copies existed, in order. A context compares the length with what it has
 // seen, so the token path costs one atomic load. Grows by one entry per freed adapter or model.
@@ -26,8 +28,8 @@ struct freed_range {
         return reinterpret_cast<uintptr_t>(address) >= begin && reinterpret_cast<uintptr_t>(address) < end;
     }
 };
-static std::vector<freed_range> freed; // guarded by shared_mutex
-static std::atomic<size_t>      n_freed { 0 };
+static std::vector<freed_range> & freed = *new std::vector<freed_range>; // guarded by shared_mutex
+static std::atomic<size_t>        n_freed { 0 };
 
 void residents_store_freed(const void * base, size_t size_bytes) {
     std::lock_guard<std::mutex> lock(shared_mutex);

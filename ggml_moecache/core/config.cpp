@@ -28,7 +28,9 @@ static const variable_info table[] = {
     { "GGML_MOECACHE_LOG_LIVE", "0", "0 or 1",
       "Keep the ring for a consumer in this process (Python's RoutingRing) instead of writing it to a folder." },
     { "MOECACHE_REQUIRE", "0", "0 or 1",
-      "Turn every fallback (no room, an unsupported type, memory that cannot be pinned) into an error that ends the computation." },
+      "Turn a fallback into an error that ends the computation: no room, an unsupported type, an MoE block in pieces or of "
+      "unknown form, memory that cannot be pinned, a log that cannot be written. A model whose experts are elsewhere is no "
+      "fallback." },
 };
 
 const variable_info * variable_table(size_t & n_variables) {
@@ -36,8 +38,9 @@ const variable_info * variable_table(size_t & n_variables) {
     return table;
 }
 
-static std::mutex                         settings_mutex;
-static std::map<std::string, std::string> settings; // of this process, guarded by settings_mutex
+// Settings of this process. Never destroyed: contexts may outlive static objects.
+static std::mutex &                         settings_mutex = *new std::mutex;
+static std::map<std::string, std::string> & settings       = *new std::map<std::string, std::string>;
 
 static const variable_info * find(const char * name) {
     for (const variable_info & info : table) {

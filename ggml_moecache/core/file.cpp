@@ -1,23 +1,45 @@
 #include "core/file.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace moecache {
 
-std::string file_replace(const std::string & path, const std::string & text) {
-    const std::string temporary = path + ".tmp" + std::to_string(getpid());
-    std::FILE *       file      = std::fopen(temporary.c_str(), "w");
+static std::string failure(const std::string & path) {
+    return "cannot write " + path + ": " + std::strerror(errno);
+}
+
+static bool write_all(const std::string & path, const std::string & text) {
+    std::FILE * file = std::fopen(path.c_str(), "w");
     if (file == nullptr) {
-        return "cannot write " + path + ": " + std::strerror(errno);
+        return false;
     }
     const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const bool stored  = std::fclose(file) == 0 && written && std::rename(temporary.c_str(), path.c_str()) == 0;
-    if (!stored) {
-        const std::string error = "cannot write " + path + ": " + std::strerror(errno);
+    return std::fclose(file) == 0 && written;
+}
+
+std::string file_replace(const std::string & path, const std::string & text) {
+    struct stat info;
+    const bool  exists = stat(path.c_str(), &info) == 0;
+    if (exists && !S_ISREG(info.st_mode)) { // a device or a pipe is written to, not replaced
+        return write_all(path, text) ? "" : failure(path);
+    }
+    std::string target = path;
+    if (exists) { // a link stays a link
+        char * real = realpath(path.c_str(), nullptr);
+        target      = real != nullptr ? real : path;
+        std::free(real);
+    }
+    static std::atomic<unsigned> n_writes { 0 };
+    const std::string temporary = target + ".tmp" + std::to_string(getpid()) + "-" + std::to_string(n_writes++);
+    if (!write_all(temporary, text) || std::rename(temporary.c_str(), target.c_str()) != 0) {
+        const std::string error = failure(path);
         std::remove(temporary.c_str());
         return error;
     }

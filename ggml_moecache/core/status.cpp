@@ -23,6 +23,10 @@ static std::vector<std::shared_ptr<context_status>> & contexts() {
     return *list;
 }
 
+static const std::ptrdiff_t max_closed = 64; // closed contexts that are remembered
+
+static bool any_known = false; // guarded by the mutex: a context that had written its line was closed
+
 static const char * state_name(context_state state) {
     return state == context_state::active ? "active" : state == context_state::inactive ? "inactive" : "idle";
 }
@@ -77,24 +81,33 @@ void context_status::update(const context_facts & facts) {
     current = facts;
 }
 
-void context_status::add_fallback(reason why) {
+bool context_status::add_fallback(reason why) {
     std::lock_guard<std::mutex> lock(status_mutex());
-    for (const reason known : fallbacks) {
-        if (known == why) {
-            return;
-        }
+    const bool                  known = std::find(fallbacks.begin(), fallbacks.end(), why) != fallbacks.end();
+    if (!known) {
+        fallbacks.push_back(why);
     }
-    fallbacks.push_back(why);
+    return !known;
 }
 
 void context_status::close() {
     std::lock_guard<std::mutex> lock(status_mutex());
+    auto &                      list = contexts();
+    const auto                  drop = [&list](const auto & which) {
+        const auto it = std::find_if(list.begin(), list.end(), which);
+        if (it != list.end()) {
+            list.erase(it);
+        }
+    };
     closed = true;
     if (current.state == context_state::idle) {
-        auto & list = contexts();
-        list.erase(
-            std::remove_if(list.begin(), list.end(), [this](const auto & context) { return context.get() == this; }),
-            list.end());
+        drop([this](const auto & context) { return context.get() == this; });
+        return;
+    }
+    any_known            = true;
+    const auto is_closed = [](const auto & context) { return context->closed; };
+    if (std::count_if(list.begin(), list.end(), is_closed) > max_closed) {
+        drop(is_closed); // the oldest
     }
 }
 
@@ -174,8 +187,8 @@ std::string status_json() {
 
 bool status_any_known() {
     std::lock_guard<std::mutex> lock(status_mutex());
-    return std::any_of(contexts().begin(), contexts().end(),
-                       [](const auto & context) { return context->current.state != context_state::idle; });
+    return any_known || std::any_of(contexts().begin(), contexts().end(),
+                                    [](const auto & context) { return context->current.state != context_state::idle; });
 }
 
 std::string status_write(const std::string & path) {

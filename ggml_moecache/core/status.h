@@ -67,7 +67,7 @@ public:
     uint64_t      context_id() const { return id; }
     context_facts facts() const;
     void          update(const context_facts & facts);
-    void          add_fallback(reason why); // remembered once each, in order
+    bool          add_fallback(reason why); // remembered once each, in order; true: it is new
     void          close(); // the context is being freed; one that never computed (--fit's) is forgotten
 
     std::string status_line() const; // "moecache: active: ..." or "moecache: inactive: ..."

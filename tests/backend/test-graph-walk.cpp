@@ -196,8 +196,13 @@ TEST(placement_counts_experts_and_layers_once) {
     const auto not_layer_5 = [](const ggml_tensor * tensor) {
         return std::string(tensor->name).find("blk.5") == std::string::npos;
     };
-    const expert_placement placement = place_experts(b.graph, not_layer_5);
+    const auto layer_0 = [](const ggml_tensor * tensor) {
+        return std::string(tensor->name).find("blk.0") != std::string::npos;
+    };
+    const expert_placement placement = place_experts(b.graph, not_layer_5, layer_0);
     CHECK_EQ(placement.n_experts, 12u); // layer 0: 4, layer 1: two families of 4
+    CHECK_EQ(placement.n_resident, 4u);
+    CHECK_EQ(placement.stored.size(), 4u);
     CHECK_EQ(placement.n_layers, 2u);
     CHECK_EQ(placement.n_elsewhere, 1u);
 }
