@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyanalysis.traces import metadata as run_json
-from pyanalysis.traces.check import check_trace
 from pyanalysis.traces.errors import TraceError
-from pyanalysis.traces.formats import checked_chunks, load_trace, open_reader
-from pyanalysis.traces.log import Structure, raise_problem
+from pyanalysis.traces.formats import checked_chunks, open_reader, read_trace
+from pyanalysis.traces.log import Structure
 from pyanalysis.traces.table import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyanalysis.traces.log import Writer
@@ -78,7 +78,7 @@ def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
         if n_kept == 0:
             raise TraceError(reader.path, None, f"nothing is left: none of {structure.n_events:,} events is selected")
         if structure.complete:
-            writer.write(_end_record(structure, n_kept))
+            writer.write(end_record(structure, n_kept, structure.n_lost))
         metadata = run_json.edited(metadata, "cut", **selection.as_json())
         if selection.layers is not None:
             metadata = _with_layers(metadata, structure.context_id, selection.layers)
@@ -86,9 +86,9 @@ def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
     return [*reader.notes, *structure.notes()]
 
 
-def _end_record(structure: Structure, n_events: int) -> pa.Table:
-    row = {"type": "end", "run_id": structure.run_id, "context_id": structure.context_id}
-    return pa.Table.from_pylist([{**row, "events": n_events, "lost_events": structure.n_lost}], schema=SCHEMA)
+def end_record(log: Structure | Trace, n_events: int, n_lost: int) -> pa.Table:
+    row = {"type": "end", "run_id": log.run_id, "context_id": log.context_id}
+    return pa.Table.from_pylist([{**row, "events": n_events, "lost_events": n_lost}], schema=SCHEMA)
 
 
 def _with_layers(metadata: Metadata, context_id: int | None, layers: frozenset[int]) -> Metadata:
@@ -105,20 +105,17 @@ def _with_layers(metadata: Metadata, context_id: int | None, layers: frozenset[i
     return {**metadata, "contexts": contexts} if own else {**metadata, "model": kept}
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A whole log: every line (table.SCHEMA), and the trace of its events."""
+def lines_again(trace: Trace) -> Iterator[pa.Table]:
+    """The lines of a trace that has been read and checked, streamed a second time, without the end record.
 
-    table: pa.Table
-    trace: Trace
-
-
-def load(source: Path) -> Loaded:
-    """Every line of `source`, checked. Memory: the table, some 200 bytes per event. Raises TraceError."""
-    tables: list[pa.Table] = []
-    trace = load_trace(open_reader(source), each=lambda chunk: tables.append(chunk.table))
-    check_trace(trace, raise_problem)
-    return Loaded(pa.concat_tables(tables), trace)
+    Raises TraceError if the file is no longer the same.
+    """
+    reader = open_reader(trace.path)
+    structure = Structure(reader.path)
+    for chunk in checked_chunks(reader, structure):
+        yield chunk.table.filter(pc.not_equal(chunk.table["type"], "end"))
+    if (structure.n_events, structure.n_lost) != (trace.n_events, trace.n_lost):
+        raise TraceError(trace.path, None, "has changed while it was read; wait until its process has ended")
 
 
 # --- shuffle --------------------------------------------------------------------------------------------------------
@@ -129,31 +126,35 @@ def shuffle(source: Path, writer: Writer, seed: int) -> list[str]:
 
     What was routed (ids, weights, top1_token) moves; where it stands (ubatch, position, phase) stays. The cache fields,
     which belong to the old order, become those of a log without a cache, and residency lines are left out. Returns the
-    reader's notes. Raises TraceError.
+    reader's notes. Memory: the columns of a Trace, twice. Raises TraceError.
     """
-    log = load(source)
-    table = log.table.filter(pc.not_equal(log.table["type"], "residency"))
-    event_rows = np.flatnonzero(pc.equal(table["type"], "event").to_numpy())
-    source_of = np.arange(table.num_rows)
-    source_of[event_rows] = event_rows[_permutation(log.trace, seed)]
-    take = pa.array(source_of)
-    moved = {"expert_ids", "router_weights", "top1_token"}
-    columns = [table[f.name].take(take) if f.name in moved else table[f.name] for f in SCHEMA]
-    for index, name in enumerate(SCHEMA.names):
-        if name in ("cache_hit", "admitted", "evicted", "copy_bytes"):
-            columns[index] = _for_events(table, name, [] if name != "copy_bytes" else 0)
-        elif name in ("resident_experts", "ready_before_next_token") or name.endswith("_ns"):
-            columns[index] = pa.nulls(table.num_rows, SCHEMA.field(name).type)
-    shuffled = pa.table(columns, schema=SCHEMA)
-    for batch in shuffled.to_batches(max_chunksize=1 << 16):
-        writer.write(pa.Table.from_batches([batch]))
-    writer.finish(run_json.edited(log.trace.metadata, "shuffle", seed=seed))
-    return list(log.trace.notes)
+    trace = read_trace(source)
+    moved = _moved(trace, _permutation(trace, seed))
+    n_done = 0
+    for table in lines_again(trace):
+        lines = table.filter(pc.not_equal(table["type"], "residency"))
+        is_event = pc.equal(lines["type"], "event").to_numpy()
+        begin, n_done = n_done, n_done + int(is_event.sum())
+        events = moved.event_table(slice(begin, n_done))
+        index = SCHEMA.get_field_index("rest")
+        events = events.set_column(index, SCHEMA.field(index), lines["rest"].filter(pa.array(is_event)))
+        others = lines.filter(pa.array(~is_event))
+        place = np.where(is_event, np.cumsum(is_event) - 1, len(events) + np.cumsum(~is_event) - 1)
+        writer.write(pa.concat_tables([events, others]).take(pa.array(place)) if len(others) else events)
+    if trace.complete:
+        writer.write(end_record(trace, trace.n_events, trace.n_lost))
+    writer.finish(run_json.edited(trace.metadata, "shuffle", seed=seed))
+    return list(trace.notes)
 
 
-def _for_events(table: pa.Table, name: str, value: object) -> pa.ChunkedArray:
-    kind = SCHEMA.field(name).type
-    return pc.if_else(pc.equal(table["type"], "event"), pa.scalar(value, kind), pa.scalar(None, kind))
+def _moved(trace: Trace, source_of: Array) -> Trace:
+    """`trace` with each event's decision replaced by that of another event."""
+    return replace(
+        trace,
+        ids=trace.ids[source_of],
+        weights=None if trace.weights is None else trace.weights[source_of],
+        top1=None if trace.top1 is None else trace.top1[source_of],
+    )
 
 
 def _permutation(trace: Trace, seed: int) -> Array:

@@ -108,19 +108,12 @@ def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem =
     structure.close(on_problem)
 
 
-def load_trace(
-    reader: Reader, on_problem: OnProblem = raise_problem, each: Callable[[Chunk], None] | None = None
-) -> Trace:
-    """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that).
-
-    `each` is called with every chunk on the way, for those who want more than the trace.
-    """
+def load_trace(reader: Reader, on_problem: OnProblem = raise_problem) -> Trace:
+    """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that)."""
     structure = Structure(reader.path)
     builder = TraceBuilder()
     for chunk in checked_chunks(reader, structure, on_problem):
         builder.add(chunk.table, chunk.lines)
-        if each is not None:
-            each(chunk)
     run_id = structure.run_id or (reader.metadata or {}).get("run_id", "unknown")
     return Trace(
         path=reader.path,

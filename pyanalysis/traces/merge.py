@@ -1,8 +1,12 @@
-"""Making one log of several: the layers of the devices of one run, or several runs one after another."""
+"""Making one log of several: the layers of the devices of one run, or several runs one after another.
+
+Each log is read twice: once to see that they fit, and once more, streamed, to write them.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,19 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyanalysis.traces import metadata as run_json
-from pyanalysis.traces.edit import Loaded, load
+from pyanalysis.traces.edit import end_record, lines_again
 from pyanalysis.traces.errors import TraceError
+from pyanalysis.traces.formats import read_trace
 from pyanalysis.traces.table import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pyanalysis.traces.log import Writer
     from pyanalysis.traces.metadata import Metadata
     from pyanalysis.traces.trace import Array, Trace
 
-_ROWS_AT_ONCE = 1 << 16
+_END = np.iinfo(np.int64).max
 
 
 def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
@@ -30,46 +35,31 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
 
     Logs of one run whose layers are disjoint are taken for devices of one context: they must have seen the same tokens,
     and their lines are put together ubatch by ubatch. Other logs must be of the same model and the same layers; they
-    follow one another, with requests and ubatches counted on and a run_id of their own. Raises TraceError, naming the
-    log that does not fit.
+    follow one another, with requests and ubatches counted on and a run_id of their own. Memory: the columns of all
+    traces. Raises TraceError, naming the log that does not fit.
     """
-    logs = [load(source) for source in sources]
-    first = logs[0]
-    one_run = all(log.trace.run_id == first.trace.run_id for log in logs)
-    columns = [_columns(log.trace) for log in logs]
+    traces = [read_trace(source) for source in sources]
+    for trace in traces:
+        if trace.n_events == 0:
+            raise TraceError(trace.path, None, "has no event: nothing to merge")
+    columns = [_columns(trace) for trace in traces]
     disjoint = sum(map(len, columns)) == len(set().union(*columns))
-    for log in logs:
-        if log.trace.n_events == 0:
-            raise TraceError(log.trace.path, None, "has no event: nothing to merge")
-    if one_run and disjoint:
-        _merge_devices(logs, writer)
+    if disjoint and all(trace.run_id == traces[0].run_id for trace in traces):
+        tables, metadata = _devices(traces)
     else:
-        _merge_runs(logs, writer)
-    return [f"{log.trace.path}: {note}" for log in logs for note in log.trace.notes]
+        tables, metadata = _runs(traces)
+    for table in tables:
+        writer.write(table)
+    if all(trace.complete for trace in traces):
+        whole = replace(traces[0], run_id=metadata["run_id"])
+        n_events, n_lost = (sum(getattr(trace, name) for trace in traces) for name in ("n_events", "n_lost"))
+        writer.write(end_record(whole, n_events, n_lost))
+    writer.finish(metadata)
+    return [f"{trace.path}: {note}" for trace in traces for note in trace.notes]
 
 
 def _columns(trace: Trace) -> set[tuple[int, str]]:
     return {(layer, trace.families[family]) for layer, family in trace.columns[1].tolist()}
-
-
-def _finish(table: pa.Table, logs: list[Loaded], writer: Writer, metadata: Metadata) -> None:
-    """Write `table`, which has no end records, and the end record of the whole if each log had one."""
-    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        writer.write(pa.Table.from_batches([batch]))
-    if all(log.trace.complete for log in logs):
-        end = {
-            "type": "end",
-            "run_id": metadata["run_id"],
-            "context_id": logs[0].trace.context_id,
-            "events": sum(log.trace.n_events for log in logs),
-            "lost_events": sum(log.trace.n_lost for log in logs),
-        }
-        writer.write(pa.Table.from_pylist([end], schema=SCHEMA))
-    writer.finish(metadata)
-
-
-def _without_end(table: pa.Table) -> pa.Table:
-    return table.filter(pc.not_equal(table["type"], "end"))
 
 
 def _replaced(table: pa.Table, name: str, values: Any) -> pa.Table:  # noqa: ANN401 - an Arrow array
@@ -77,35 +67,68 @@ def _replaced(table: pa.Table, name: str, values: Any) -> pa.Table:  # noqa: ANN
     return table.set_column(index, SCHEMA.field(index), values)
 
 
+def _under(table: pa.Table, **values: str | int) -> pa.Table:
+    """`table` with run_id or context_id replaced on the lines that have them as columns."""
+    for name, value in values.items():
+        kind = SCHEMA.field(name).type
+        known = pc.is_valid(table[name])
+        table = _replaced(table, name, pc.if_else(known, pa.scalar(value, kind), pa.scalar(None, kind)))
+    return table
+
+
 # --- devices of one run ---------------------------------------------------------------------------------------------
 
 
-def _merge_devices(logs: list[Loaded], writer: Writer) -> None:
-    first = logs[0].trace
-    for log in logs[1:]:
-        _same_tokens(first, log.trace)
-    logs = sorted(logs, key=lambda log: int(log.trace.layer.min()))
-    tables, places = [], []
-    for log in logs:
-        table = _without_end(log.table)
-        places.append(_batch_of_line(table))
-        known = pc.is_valid(table["context_id"])
-        values = pc.if_else(known, pa.scalar(first.context_id, pa.int64()), pa.scalar(None, pa.int64()))
-        tables.append(_replaced(table, "context_id", values))
-    order = np.argsort(np.concatenate(places), kind="stable")
-    table = pa.concat_tables(tables).take(pa.array(order))
-    contexts = [log.trace.context_id for log in logs]
-    metadata = run_json.edited(first.metadata, "merge", contexts=contexts)
-    _finish(table, logs, writer, metadata)
+def _devices(traces: list[Trace]) -> tuple[Iterator[pa.Table], Metadata]:
+    first = traces[0]
+    for trace in traces[1:]:
+        _same_tokens(first, trace)
+    for trace in traces:
+        if trace.batch.min() < 0 and (np.diff((trace.request << 32) | trace.token) < 0).any():
+            raise TraceError(trace.path, None, "its ubatches are not recorded and its tokens are not in order")
+    in_order = sorted(traces, key=lambda trace: int(trace.layer.min()))
+    metadata = run_json.edited(first.metadata, "merge", contexts=[trace.context_id for trace in in_order])
+    return (_under(table, context_id=first.context_id) for table in _interleaved(in_order)), metadata
 
 
-def _batch_of_line(table: pa.Table) -> Array:
-    """int64[rows]: where each line stands: the ubatch of the event, for other lines that of the next event."""
-    batch: Array = pc.fill_null(table["batch_id"], -1).to_numpy().copy()
+def _interleaved(traces: list[Trace]) -> Iterator[pa.Table]:
+    """The lines of all logs, ubatch by ubatch, within one in the order of `traces`.
+
+    Lines are held back only while a log may still bring a line of their ubatch. A line that is no event stands before
+    the next event of its log.
+    """
+    unread = [lines_again(trace) for trace in traces]
+    held = [SCHEMA.empty_table() for _ in traces]
+    recorded = bool(traces[0].batch.min() >= 0)
+    ends = [-1] * len(traces)  # place of each log's last event so far; its ubatch may go on
+    while min(ends) < _END:
+        log = ends.index(min(ends))
+        table = next(unread[log], None)
+        held[log] = held[log] if table is None else pa.concat_tables([held[log], table])
+        places = [_places(table, recorded=recorded) for table in held]
+        ends[log] = _END if table is None else max(places[log][places[log] < _END], default=-1)
+        # The last lines of a log that are no events wait for the event that follows them.
+        ready = [place < min(ends) if min(ends) < _END else place <= _END for place in places]
+        order = np.argsort(np.concatenate([p[r] for p, r in zip(places, ready, strict=True)]), kind="stable")
+        parts = [table.filter(pa.array(r)) for table, r in zip(held, ready, strict=True)]
+        held = [table.filter(pa.array(~r)) for table, r in zip(held, ready, strict=True)]
+        if len(order):
+            yield pa.concat_tables(parts).take(pa.array(order))
+
+
+def _places(table: pa.Table, *, recorded: bool) -> Array:
+    """int64[rows]: where each line stands: the ubatch of the event, for other lines that of the next event.
+
+    Where ubatches are not recorded, request and token take their place.
+    """
     events = np.flatnonzero(pc.equal(table["type"], "event").to_numpy())
+    if recorded:
+        place = table["batch_id"].take(pa.array(events)).to_numpy()
+    else:
+        request, token = (table[name].take(pa.array(events)).to_numpy() for name in ("request_id", "token_index"))
+        place = (request << 32) | token
     following = np.searchsorted(events, np.arange(table.num_rows))
-    last = np.iinfo(np.int64).max
-    return np.append(batch[events], last)[following]
+    return np.append(place, _END)[following]
 
 
 def _same_tokens(one: Trace, other: Trace) -> None:
@@ -130,26 +153,25 @@ def _same_tokens(one: Trace, other: Trace) -> None:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def _merge_runs(logs: list[Loaded], writer: Writer) -> None:
-    traces = [log.trace for log in logs]
+def _runs(traces: list[Trace]) -> tuple[Iterator[pa.Table], Metadata]:
     for trace in traces[1:]:
         _same_model(traces[0], trace)
     metadata = _common(traces)
+    return _one_after_another(traces, metadata["run_id"]), metadata
+
+
+def _one_after_another(traces: list[Trace], run_id: str) -> Iterator[pa.Table]:
     n_requests = n_batches = 0
-    tables = []
-    for log in logs:
-        table = _without_end(log.table)
-        known = pc.is_valid(table["context_id"])
-        for name, value in (("run_id", metadata["run_id"]), ("context_id", traces[0].context_id)):
-            kind = SCHEMA.field(name).type
-            table = _replaced(table, name, pc.if_else(known, pa.scalar(value, kind), pa.scalar(None, kind)))
-        table = _replaced(table, "request_id", pc.add(table["request_id"], n_requests))
-        if log.trace.batch.min() >= 0:
-            table = _replaced(table, "batch_id", pc.add(table["batch_id"], n_batches))
-            n_batches += int(log.trace.batch.max()) + 1
-        n_requests += int(log.trace.request.max()) + 1
-        tables.append(table)
-    _finish(pa.concat_tables(tables), logs, writer, metadata)
+    for trace in traces:
+        recorded = bool(trace.batch.min() >= 0)
+        for lines in lines_again(trace):
+            table = _under(lines, run_id=run_id, context_id=traces[0].context_id)
+            table = _replaced(table, "request_id", pc.add(table["request_id"], n_requests))
+            if recorded:
+                table = _replaced(table, "batch_id", pc.add(table["batch_id"], n_batches))
+            yield table
+        n_requests += int(trace.request.max()) + 1
+        n_batches += int(trace.batch.max()) + 1
 
 
 def _same_model(one: Trace, other: Trace) -> None:

@@ -121,7 +121,7 @@ class Trace:
                 _, batch, lost = self.overflows[index - 1].tolist()
                 yield self._record(type="overflow", batch_id=batch, lost_events=lost)
             for first in range(begin, end, _EVENTS_AT_ONCE):
-                yield self._event_table(slice(first, min(first + _EVENTS_AT_ONCE, end)))
+                yield self.event_table(slice(first, min(first + _EVENTS_AT_ONCE, end)))
         if self.complete:
             yield self._record(type="end", events=self.n_events, lost_events=self.n_lost)
 
@@ -129,7 +129,8 @@ class Trace:
         row = {**values, "run_id": self.run_id, "context_id": self.context_id}
         return pa.Table.from_pylist([row], schema=SCHEMA)
 
-    def _event_table(self, part: slice) -> pa.Table:
+    def event_table(self, part: slice) -> pa.Table:
+        """Some events as a table (table.SCHEMA), with the cache fields of a log without a cache."""
         ids = self.ids[part]
         n = len(ids)
         used = ids >= 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyanalysis import traces
-from pyanalysis.traces import edit, merge
+from pyanalysis.traces import edit, jsonl, merge
 from tests.pyanalysis.traces import logs
 from tests.pyanalysis.traces.logs import end, event, overflow
 
@@ -254,3 +254,45 @@ def test_shuffle_is_a_permutation(tmp_path_factory, ids, seed):
     out = shuffled(tmp_path_factory.mktemp("shuffle"), [*content, end(len(content))], seed, run)
     assert Counter(decisions(out, 0)) == Counter(map(tuple, ids))
     assert all(r["router_weights"][0] == 1.0 + r["expert_ids"][0] for r in out[:-1])  # weights go with their ids
+
+
+@pytest.mark.parametrize("chunk_bytes", [300, 1000, 5000])
+def test_merge_of_devices_read_in_many_chunks(tmp_path, monkeypatch, chunk_bytes):
+    """Chunks end anywhere, within an ubatch too: the merged log is in order all the same."""
+    monkeypatch.setattr(jsonl, "_CHUNK_BYTES", chunk_bytes)
+    events = [
+        event(batch_id=i, token_index=1 + i, layer_id=layer, expert_ids=[i % 5, (i + layer + 1) % 5])
+        for i in range(20)
+        for layer in (0, 1)
+    ]
+    devices = [
+        [e if layer == 0 else {**e, "context_id": 1} for e in events if e["layer_id"] == layer] for layer in (0, 1)
+    ]
+    devices[1][10:10] = [overflow(10, 2, context_id=1), FOREIGN]
+    out = merged(tmp_path, [*devices[0], end(20)], [*devices[1], end(20, 2, context_id=1)])
+    assert out == [*events[:21], overflow(10, 2), FOREIGN, *events[21:], end(40, 2)]
+
+
+def test_log_that_grows_while_it_is_read_is_refused(tmp_path):
+    log = logs.write(tmp_path / "in", logs.base_events()[:6])
+    trace = traces.read_trace(log)
+    log.write_text(logs.text_of(logs.base_events()))
+    with pytest.raises(traces.TraceError, match="has changed while it was read"):
+        list(edit.lines_again(trace))
+
+
+def test_merge_of_layers_without_ubatches(tmp_path, monkeypatch):
+    """Where ubatches are not recorded the layers come together token by token."""
+    monkeypatch.setattr(jsonl, "_CHUNK_BYTES", 1000)
+    content = [
+        event(batch_id=-1, request_id=request, token_index=token, layer_id=layer)
+        for request in (0, 1)
+        for token in range(6)
+        for layer in (0, 1)
+    ]
+    log = logs.write(tmp_path / "in", [*content, end(24)])
+    for layer in (0, 1):
+        writer = traces.open_writer(tmp_path / str(layer))
+        edit.cut(log, writer, edit.Selection(layers=frozenset([layer])))
+    merge.merge([tmp_path / "1", tmp_path / "0"], traces.open_writer(tmp_path / "out"))
+    assert logs.records_in(tmp_path / "out" / "routing.jsonl") == [*content, end(24)]
