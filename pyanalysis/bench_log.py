@@ -1,7 +1,8 @@
 """What the routing log costs: stock llama-bench with the log off and on, in turn, on the MoECache device.
 
-Per round both arms run once; the figure is the ratio of their speeds in the same round. Beside it stands what the plugin
-measures itself: nanoseconds per event that the thread of the graph spends on the log, waiting for the device left out.
+Per round both arms run once; the figure is the ratio of their speeds in the same round. Beside it stands what the
+plugin measures itself: nanoseconds per event that the thread of the graph spends on the log, without waiting for the
+device.
 Needs nothing but the standard library, so that it also runs on a machine where only the plugin was copied to.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
-class BenchFailed(RuntimeError):
+class BenchError(RuntimeError):
     """llama-bench ended with an error; the message holds the command and its last lines."""
 
 
@@ -45,7 +46,7 @@ class Round:
 
 
 def run_bench(setup: Setup, log: Path | None, status: Path) -> dict[str, float]:
-    """Tokens per second by test of one llama-bench run. Raises BenchFailed."""
+    """Tokens per second by test of one llama-bench run. Raises BenchError."""
     command = [str(setup.llama_bin / "llama-bench"), "-m", str(setup.model), "-dev", "MoECache0", "-o", "jsonl"]
     command += setup.options
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_MOECACHE_", "GGML_BACKEND_PATH"))}
@@ -54,7 +55,7 @@ def run_bench(setup: Setup, log: Path | None, status: Path) -> dict[str, float]:
         environment["GGML_MOECACHE_LOG"] = str(log)
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise BenchFailed(f"{' '.join(command)} ended with status {result.returncode}:\n{result.stderr[-2000:]}")
+        raise BenchError(f"{' '.join(command)} ended with status {result.returncode}:\n{result.stderr[-2000:]}")
     speeds = {}
     for line in result.stdout.splitlines():
         row = json.loads(line)

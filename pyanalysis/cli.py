@@ -84,7 +84,7 @@ def _doctor(model: Path | None, *, as_json: bool) -> int:
 
     report = doctor.diagnose(model)
     print(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
-    return 0
+    return 2 if report["verdict"]["reason"] == "bad_config" else 0
 
 
 def _config(*, as_json: bool) -> int:

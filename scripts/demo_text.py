@@ -41,7 +41,8 @@ def report(status: dict[str, Any]) -> None:
 
 def through_llama_completion(capacity: str) -> int:
     """Run stock llama-completion, print its command first, and return its exit status."""
-    options = ["-p", PROMPT, "-n", str(N_TOKENS), "--temp", "0", "--seed", str(SEED)]
+    # flash attention as in llama-cpp-python's defaults, so that both give the same text
+    options = ["-p", PROMPT, "-n", str(N_TOKENS), "--temp", "0", "--seed", str(SEED), "-fa", "off"]
     command, environment = run.prepare(run.parse(["--capacity", capacity, *options]))
     with tempfile.TemporaryDirectory() as folder:
         status_file = Path(folder, "status.json")

@@ -149,11 +149,21 @@ def _apply(settings: dict[str, str]) -> None:
         config_set(name, value)
 
 
+def _plugin_path() -> str:
+    """The plugin that this process has loaded already (GGML_BACKEND_PATH may name another copy), else ours."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no file on a disk
+        for line in maps:
+            path = line.rstrip("\n").partition("/")
+            if path[2].endswith("libggml-moecache.so"):
+                return "/" + path[2]
+    return str(backend_path())
+
+
 @functools.cache
 def _c_api() -> ctypes.CDLL:
     """The plugin's C API. REQUIRES: llama_cpp has been imported (the plugin resolves GGML's symbols from it)."""
     try:
-        library = ctypes.CDLL(str(backend_path()))
+        library = ctypes.CDLL(_plugin_path())
     except OSError as error:
         raise BackendError(f"{backend_path()} cannot be loaded: {error}") from error
     text, size = ctypes.c_char_p, ctypes.c_size_t

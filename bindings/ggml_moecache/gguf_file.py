@@ -158,6 +158,13 @@ def _read_part(path: Path) -> ModelFile:
         raise ModelFileError(f"{path} does not exist. Name a GGUF file.")
     if not path.is_file():
         raise ModelFileError(f"{path} is not a file. Name a GGUF file.")
+    try:
+        return _read_file(path)
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _read_file(path: Path) -> ModelFile:
     size = path.stat().st_size
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":

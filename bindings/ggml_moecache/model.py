@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import threading
@@ -14,6 +15,8 @@ from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyErr
 from ggml_moecache.gguf_file import read_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from llama_cpp import Llama
 
 # llama_model_default_params is replaced while one Llama is constructed; two at a time would each take the other's
@@ -35,26 +38,45 @@ def import_llama_cpp() -> Any:  # noqa: ANN401 - a module that need not be insta
         ) from error
 
 
-def check_capacity(capacity: int | str) -> str:
-    """The plugin's spelling of `capacity`. Raises ConfigError unless it is 0 or 'all'."""
+def check_capacity(capacity: int | str | None) -> str | None:
+    """The plugin's spelling of `capacity`, None as it is. Raises ConfigError unless it is None, 0 or 'all'."""
+    if capacity is None:
+        return None
     if (isinstance(capacity, int) and not isinstance(capacity, bool) and capacity == 0) or capacity in ("0", "all"):
         return str(capacity)
     raise ConfigError(f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead.")
 
 
-def _construct(llama_class: type[Llama], device: int, path: Path, arguments: dict[str, Any]) -> Llama:
-    """Construct a Llama on `device`: llama.cpp's parameters have the field, Llama() has no argument for it."""
+@contextlib.contextmanager
+def _settings(settings: dict[str, str]) -> Iterator[None]:
+    """Variables of the plugin, in force inside the block: a context reads them when it is created."""
+    before = {name: _plugin.config_get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            _plugin.config_set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            _plugin.config_set(name, value or None)
+
+
+def _construct(
+    llama_class: type[Llama], device: int, path: Path, settings: dict[str, str], arguments: dict[str, Any]
+) -> Llama:
+    """Construct a Llama on `device`: llama.cpp's parameters have the field, Llama() has no argument for it.
+
+    The plugin's settings are those of the process, so they are set and taken back under the same lock.
+    """
     devices = (ctypes.c_void_p * 2)(device, None)
     low_level: Any = importlib.import_module("llama_cpp.llama_cpp")
     this_thread = threading.get_ident()
-    with _construction_lock:
+    with _construction_lock, _settings(settings):
         original = low_level.llama_model_default_params
 
         def on_device() -> Any:  # noqa: ANN401 - a ctypes structure of llama-cpp-python
             params = original()
             if threading.get_ident() == this_thread:
                 params.devices = ctypes.cast(devices, ctypes.c_void_p).value
-                params.use_extra_bufts = True  # llama.cpp asks the device for its expert store only then
             return params
 
         low_level.llama_model_default_params = on_device
@@ -69,8 +91,12 @@ def _construct(llama_class: type[Llama], device: int, path: Path, arguments: dic
 def load_model(
     path: str | Path | None = None,
     *,
-    capacity: int | str = 0,
+    capacity: int | str | None = None,
     device: str = "MoECache0",
+    log: str | Path | None = None,
+    log_ring_events: int | None = None,
+    log_full: str | None = None,
+    live_log: bool = False,
     **llama_kwargs: Any,  # noqa: ANN401 - Llama's own arguments
 ) -> Llama:
     """Load a GGUF model on a MoECache device and return a normal `llama_cpp.Llama`.
@@ -81,9 +107,17 @@ def load_model(
         The GGUF file (the first part of a split one); None: the small embedded model.
     capacity
         How many experts get a copy on the device: 0 (they are computed by the CPU, from the store in host memory) or
-        'all'. It holds for the contexts that this process creates from now on.
+        'all'. None: as GGML_MOECACHE_CAPACITY says, else 0.
     device
         "MoECache<i>": the i-th GPU, or the CPU as a stand-in on a machine without one.
+    log
+        Write the routing log to this folder, which must not hold one yet; None: as GGML_MOECACHE_LOG says.
+    log_ring_events
+        Events that the log's ring holds (64 to 2**26).
+    log_full
+        "drop" (events that do not fit into the ring are lost and counted) or "wait" (the model waits).
+    live_log
+        Keep the ring for this process instead of a folder: `RoutingRing(llm)` reads it.
     **llama_kwargs
         Arguments of `llama_cpp.Llama`. Two defaults differ from its own: `n_gpu_layers=-1` (all layers on the device)
         and `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second
@@ -92,7 +126,7 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` is neither 0 nor 'all'.
+        `capacity` is neither 0 nor 'all', or a setting of the log is out of its range.
     ModelFileError
         The file is missing, truncated or not a GGUF.
     MissingDependencyError
@@ -107,12 +141,22 @@ def load_model(
     >>> text = llm.create_completion("SQLite is a library that", max_tokens=8, temperature=0)["choices"][0]["text"]
 
     """
-    setting = check_capacity(capacity)
+    settings = {
+        name: str(value)
+        for name, value in (
+            ("GGML_MOECACHE_CAPACITY", check_capacity(capacity)),
+            ("GGML_MOECACHE_LOG", log),
+            ("GGML_MOECACHE_LOG_RING_EVENTS", log_ring_events),
+            ("GGML_MOECACHE_LOG_FULL", log_full),
+            ("GGML_MOECACHE_LOG_LIVE", "1" if live_log else None),
+        )
+        if value is not None
+    }
     file = read_model(embedded_model() if path is None else path)
     module = import_llama_cpp()
     registry = _plugin.Registry()
     registry.load_stock_backends(llama_library_dir() or Path(str(module.__file__)).parent / "lib")
-    registry.load_plugin(GGML_MOECACHE_CAPACITY=setting)
+    registry.load_plugin()
     address = registry.device(device)
     if address is None or not device.startswith("MoECache"):
         names = [d["name"] for d in registry.devices() if d["name"].startswith("MoECache")]
@@ -120,7 +164,7 @@ def load_model(
         raise BackendError(f"The 'device' parameter of load_model must be one of: {found}. Got {device!r} instead.")
     arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
     try:
-        return _construct(module.Llama, address, file.path, arguments)
+        return _construct(module.Llama, address, file.path, settings, arguments)
     except ValueError as error:
         if "load model" not in str(error) and "create llama_context" not in str(error):
             raise  # an argument that Llama refuses

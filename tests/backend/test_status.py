@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.difference import compare
-from tests.harness.environment import Build, reference_device
+from tests.harness.environment import Build, process_environment, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.runner import Result, run_moecache, run_reference
 from tests.harness.scenarios import prefill_and_decode, token_stream
 from tests.models.families.grovemoe import EXPERTS_PER_GROUP
 from tests.models.families.table import FAMILIES, MOE_FAMILIES, Family
 from tests.models.generate import model_path
+from tests.models.tokenizer import embedded_model
 
 # 7 + 2 tokens in one context, 40 + 2 in another, all with logits, so that no layer drops rows.
 PLAN_TOKENS = (9, 42)
@@ -133,3 +138,76 @@ def test_dense_model(build: Build, capacity: str) -> None:
     assert {context["reason"] for context in contexts} == {"no_expert_tensors"}
     assert "moecache: inactive: no_expert_tensors: " in result.log
     assert "moecache: active" not in result.log
+
+
+def _complete(
+    build: Build, tmp_path: Path, model: Path, *options: str, status: Path | None = None, **environment: str
+) -> dict[str, Any]:
+    """Run llama-completion; the context that its status file describes, {} if `status` names another place for it."""
+    place = status or tmp_path / "status.json"
+    variables = process_environment(
+        build, capacity="all", extra={"GGML_BACKEND_PATH": str(build.plugin), **environment}
+    )
+    command = [build.llama_bin / "llama-completion", "-m", model, "--device", "MoECache0", "-no-cnv", "-n", "4"]
+    command += ["--temp", "0", "--no-repack", "-p", "hello", *options]
+    result = subprocess.run(
+        command,
+        env=variables | {"GGML_MOECACHE_STATUS": str(place)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    if status is not None:
+        return {}
+    (context,) = json.loads(place.read_text())["contexts"]
+    return context
+
+
+def test_a_layer_without_rows(build: Build, tmp_path: Path) -> None:
+    """Ubatches without wanted logits give the last layer no rows, and it is the only one on the device."""
+    prompt = ("-p", "abcde fgh " * 12, "-ngl", "2", "-ub", "32", "-b", "128", "-c", "512", "--no-warmup")
+    for capacity in ("0", "all"):
+        model = model_path("qwen3moe", "Q4_0")
+        context = _complete(build, tmp_path, model, *prompt, GGML_MOECACHE_CAPACITY=capacity)
+        assert (context["state"], context["n_layers"]) == ("active", 1)
+
+
+def test_a_model_that_uses_all_its_experts(build: Build, tmp_path: Path) -> None:
+    """Its graphs look like a warm-up for ever: only the first ones are taken for one."""
+    override = ("--override-kv", "qwen35moe.expert_used_count=int:128")
+    context = _complete(build, tmp_path, embedded_model(), *override)
+    assert (context["state"], context["n_resident"]) == ("active", 1024)
+    assert context["n_hits"] > 0
+
+
+@pytest.mark.parametrize("options", [("-nkvo",), ("-ot", "output=CPU"), ("-ot", r"blk\.3\.attn=CPU")])
+def test_figures_of_a_graph_in_several_parts(build: Build, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """1 token of prompt and 3 more after it, 2 of warm-up: 5 graphs, 6 tokens, all experts resident, all rows hits."""
+    context = _complete(build, tmp_path, embedded_model(), *options)
+    n_token = context["n_events"] // 8
+    assert (context["n_experts"], context["n_resident"], context["n_copies"]) == (1024, 1024, 1024)
+    assert context["n_hits"] == n_token * 8 * 8
+    assert context["n_misses"] == 0
+    assert context["n_graphs"] == _complete(build, tmp_path, embedded_model())["n_graphs"]
+
+
+def test_what_is_no_plain_file_is_written_not_replaced(build: Build, tmp_path: Path) -> None:
+    """What a link names is written, and the link stays one; a pipe gets the JSON, once when it is known and at exit."""
+    target, link, pipe = tmp_path / "target.json", tmp_path / "link.json", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    _complete(build, tmp_path, embedded_model(), status=link)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["contexts"]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        _complete(build, tmp_path, embedded_model(), status=pipe)
+        lines = os.read(reader, 1 << 16).decode().splitlines()
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [json.loads(line)["contexts"][0]["closed"] for line in lines] == [False, True]

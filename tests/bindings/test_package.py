@@ -45,11 +45,18 @@ def test_variables_are_the_documented_ones():
         "GGML_MOECACHE_STATUS",
         "GGML_MOECACHE_DEVICE_MIB",
         "GGML_MOECACHE_STANDIN",
+        "GGML_MOECACHE_LOG",
+        "GGML_MOECACHE_LOG_RING_EVENTS",
+        "GGML_MOECACHE_LOG_FULL",
+        "GGML_MOECACHE_LOG_LIVE",
         "MOECACHE_REQUIRE",
     ]
     assert {name: v.default for name, v in table.items() if v.default} == {
         "GGML_MOECACHE_CAPACITY": "0",
         "GGML_MOECACHE_STANDIN": "0",
+        "GGML_MOECACHE_LOG_RING_EVENTS": "262144",
+        "GGML_MOECACHE_LOG_FULL": "drop",
+        "GGML_MOECACHE_LOG_LIVE": "0",
         "MOECACHE_REQUIRE": "0",
     }
     assert all(v.values and v.summary.endswith(".") for v in table.values())
