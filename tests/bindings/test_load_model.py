@@ -92,7 +92,7 @@ def test_defaults_can_be_overridden(low_level):
     llm.close()
 
 
-@pytest.mark.parametrize("capacity", ["x", "", "ALL", "50%", 1, -1, True, None, 0.5])
+@pytest.mark.parametrize("capacity", ["x", "", "ALL", "50%", 1, -1, True, 0.5])
 def test_nonsense_capacity(capacity):
     with pytest.raises(errors.ConfigError) as caught:
         ggml_moecache.load_model(capacity=capacity)
@@ -180,12 +180,57 @@ def test_standin_refused():
     assert all(line.startswith("the plugin was not loaded: no_gpu: ") for line in lines)
 
 
-def test_bad_setting_of_the_environment():
-    """A nonsense capacity in the environment does not matter, load_model sets its own; a nonsense size does."""
-    code = "import ggml_moecache; ggml_moecache.load_model(verbose=False); print('loaded')"
-    assert run_python(code, GGML_MOECACHE_CAPACITY="x").stdout == "loaded\n"
-    result = run_python(code, GGML_MOECACHE_DEVICE_MIB="x")
-    assert "BackendError: the plugin was not loaded: bad_config: GGML_MOECACHE_DEVICE_MIB must" in result.stderr
+@pytest.mark.parametrize("name", ["GGML_MOECACHE_CAPACITY", "GGML_MOECACHE_DEVICE_MIB"])
+def test_bad_setting_of_the_environment(name):
+    code = "import ggml_moecache; ggml_moecache.load_model(verbose=False)"
+    result = run_python(code, **{name: "x"})
+    assert f"BackendError: the plugin was not loaded: bad_config: {name} must" in result.stderr
+
+
+def test_capacity_of_the_environment_holds_where_none_is_given():
+    code = """
+import ggml_moecache
+for capacity in (None, 0, None):
+    llm = ggml_moecache.load_model(capacity=capacity, verbose=False, n_ctx=64)
+    llm.eval([5, 6, 7])
+    llm.close()
+print([context["capacity"] for context in ggml_moecache.status()["contexts"]])
+"""
+    assert run_python(code, GGML_MOECACHE_CAPACITY="all").stdout == "['all', '0', 'all']\n"
+
+
+def test_threads_get_the_capacity_they_asked_for():
+    """Settings are the process's: setting, constructing and taking back are one step."""
+    code = """
+import threading, ggml_moecache
+ggml_moecache.load_model(verbose=False, n_ctx=64).close()
+def load(capacity):
+    for _ in range(4):
+        llm = ggml_moecache.load_model(capacity=capacity, verbose=False, n_ctx=64)
+        llm.eval([5, 6, 7])
+        llm.close()
+threads = [threading.Thread(target=load, args=(capacity,)) for capacity in ("0", "all") * 2]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+contexts = ggml_moecache.status()["contexts"]
+print([sum(context["capacity"] == wanted for context in contexts) for wanted in ("all", "0")])
+"""
+    assert run_python(code).stdout == "[8, 8]\n"
+
+
+def test_another_copy_of_the_plugin_is_the_one_that_is_asked(tmp_path):
+    """GGML_BACKEND_PATH has loaded a copy: settings and status are the copy's."""
+    copy = tmp_path / "libggml-moecache.so"
+    copy.write_bytes(ggml_moecache.backend_path().read_bytes())
+    code = """
+import ggml_moecache, llama_cpp
+llama_cpp.llama_backend_init()
+llm = ggml_moecache.load_model(capacity="all", verbose=False, n_ctx=64)
+llm.eval([5, 6, 7])
+print([context["capacity"] for context in ggml_moecache.status()["contexts"]])
+"""
+    result = run_python(code, GGML_BACKEND_PATH=str(copy), GGML_MOECACHE_STANDIN="1")
+    assert result.stdout == "['all']\n", result.stderr
 
 
 @pytest.mark.usefixtures("llama_cpp")
