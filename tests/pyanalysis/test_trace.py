@@ -227,6 +227,13 @@ def test_help_has_an_example_that_works(trace, tool):
             Path("log/routing-1.jsonl").unlink()
 
 
+def test_installed_program_has_all_of_it(log, tmp_path):
+    """Run without the checkout in reach: the wheel must hold every module."""
+    program = Path(sys.executable).with_name("moecache")
+    result = subprocess.run([program, "trace", "check", log], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (result.stdout, result.stderr) == (f"{log}: valid, 10 events\n", "")
+
+
 def test_progress_is_for_terminals_only(log):
     code = (
         f"import sys; sys.argv = ['moecache', 'trace', 'check', {str(log)!r}]; from pyanalysis.cli import main; main()"
