@@ -160,7 +160,7 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     if (settings.log_live) {
         live = std::make_shared<event_ring>(settings.n_log_ring_events, k_max);
         live_ring_set(status->context_id(), live);
-        recorder.set_ring(live.get());
+        recorder.set_ring(live.get(), false); // a consumer expects the events of what has been computed
         return "";
     }
     std::string         error;
@@ -187,7 +187,7 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     }
 #endif
     run_metadata_set(facts);
-    recorder.set_ring(&log->ring());
+    recorder.set_ring(&log->ring(), true);
     return run_metadata_write(settings.log_folder);
 }
 

@@ -29,7 +29,7 @@ public:
     // A plan with MoE blocks has been handed to the device. Returns "" or, once, why the log could not be opened.
     std::string computed(graph_plan & plan, const ggml_cgraph * graph);
 
-    void synchronized() { recorder.land_all(); }
+    void synchronized() { recorder.synchronized(); }
 
 private:
     std::string open(const graph_plan & plan, const ggml_cgraph * graph);

@@ -31,6 +31,17 @@ routing_recorder::routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner,
 
 routing_recorder::~routing_recorder() {
     land_all();
+    if (lander.joinable()) {
+        stop = true;
+        lander.join();
+    }
+}
+
+void routing_recorder::set_ring(event_ring * target, bool in_background) {
+    ring = target;
+    if (in_background && gather->is_async()) {
+        lander = std::thread([this] { land_in_background(); });
+    }
 }
 
 // --- router tensors -----------------------------------------------------------------------------------------------------------------
@@ -177,8 +188,7 @@ void routing_recorder::reserve(const plan_routing & routing) {
     const size_t size_bytes = std::max(routing.size_bytes, gather->size_bytes());
     const size_t n_sources  = std::max(routing.gathers.size(), gather->n_sources());
     if (!gather->reserve(size_bytes, n_sources)) {
-        gather = make_ggml_gather(dev, inner);
-        gather->reserve(size_bytes, n_sources);
+        copy_by_ggml(size_bytes, n_sources);
     }
 }
 
@@ -234,7 +244,7 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
         return;
     }
     if (n_started - n_landed == routing_gather::n_slots) {
-        land(n_landed % routing_gather::n_slots);
+        land_next();
     }
     const uint64_t begin_ns = now_ns();
     if (routing.blocks.front().layer <= last_layer) {
@@ -251,17 +261,26 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
         lose(next);
         return;
     }
-    n_started++;
+    n_started.store(n_started + 1, std::memory_order_release);
     ns += now_ns() - begin_ns;
+}
+
+// The kernel's way is closed: copies by GGML, whose events only the thread of the graph can make.
+bool routing_recorder::copy_by_ggml(size_t size_bytes, size_t n_sources) {
+    land_all();
+    if (lander.joinable()) {
+        stop = true;
+        lander.join();
+    }
+    gather = make_ggml_gather(dev, inner);
+    return gather->reserve(size_bytes, n_sources);
 }
 
 bool routing_recorder::start(size_t slot, const plan_routing & routing) {
     if (gather->size_bytes() >= routing.size_bytes && gather->start(slot, routing.gathers)) {
         return true;
     }
-    land_all(); // the kernel's way is closed: copies by GGML
-    gather = make_ggml_gather(dev, inner);
-    return gather->reserve(routing.size_bytes, routing.gathers.size()) && gather->start(slot, routing.gathers);
+    return copy_by_ggml(routing.size_bytes, routing.gathers.size()) && gather->start(slot, routing.gathers);
 }
 
 // There is no host memory for the gather: the events are lost, and counted as such.
@@ -271,20 +290,53 @@ void routing_recorder::lose(const flight & next) {
     }
 }
 
+// The device is asked some thousand times a second; a waiting call would keep a core busy for the whole time of a
+// token.
+static const auto lander_period = std::chrono::microseconds(200);
+
+void routing_recorder::land_in_background() {
+    while (!stop) {
+        const size_t next = n_landed;
+        if (next == n_started.load(std::memory_order_acquire) || !gather->ready(next % routing_gather::n_slots)) {
+            std::this_thread::sleep_for(lander_period);
+            continue;
+        }
+        land(next % routing_gather::n_slots);
+    }
+}
+
+// Room for one more flight: wait for the oldest.
+void routing_recorder::land_next() {
+    if (!lander.joinable()) {
+        const size_t slot = n_landed % routing_gather::n_slots;
+        gather->wait(slot);
+        const uint64_t begin_ns = now_ns();
+        land(slot);
+        ns += now_ns() - begin_ns;
+        return;
+    }
+    for (const size_t before = n_landed; n_landed == before;) {
+        std::this_thread::sleep_for(lander_period);
+    }
+}
+
 void routing_recorder::land_all() {
     while (n_landed < n_started) {
-        land(n_landed % routing_gather::n_slots);
+        land_next();
+    }
+}
+
+void routing_recorder::synchronized() {
+    if (!lander.joinable()) {
+        land_all();
     }
 }
 
 void routing_recorder::land(size_t slot) {
-    gather->wait(slot);
-    const uint64_t begin_ns = now_ns();
     for (const routing_source & block : flights[slot].blocks) {
         emit_block(flights[slot], block, gather->memory(slot));
     }
-    n_landed++;
-    ns += now_ns() - begin_ns;
+    n_landed.store(n_landed + 1, std::memory_order_release);
 }
 
 void routing_recorder::emit_block(const flight & done, const routing_source & block, const char * memory) {

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <memory>
 #include <set>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -33,13 +34,19 @@ public:
     // Find the router tensors of a graph and keep their memory until its end. Part of graph_optimize.
     void keep_tensors(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params);
 
-    // Where the events go. REQUIRES: before the first record().
-    void set_ring(event_ring * target) { ring = target; }
+    // Where the events go. `in_background`: events are made by a thread of the recorder's own where the device allows
+    // it, and not by the thread of the graph; they then appear a fraction of a millisecond later. REQUIRES: before the
+    // first record().
+    void set_ring(event_ring * target, bool in_background);
 
     // After `plan` has been handed to the device: gather its routing. Not for warm-up graphs.
     void record(graph_plan & plan, const ggml_cgraph * graph);
 
-    // The device has been synchronized: make events of everything that was gathered.
+    // The device has been synchronized: make events of what was gathered (in the background this is done without
+    // asking).
+    void synchronized();
+
+    // Make events of everything that was gathered, waiting for the device.
     void land_all();
 
     // Time that record() and the making of events took so far, without waiting for the device.
@@ -61,9 +68,12 @@ private:
     void add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block);
     void reserve(const plan_routing & routing);
     void begin_batch(const plan_routing & routing);
+    bool copy_by_ggml(size_t size_bytes, size_t n_sources);
     bool start(size_t slot, const plan_routing & routing);
     void lose(const flight & next);
+    void land_in_background();
     void land(size_t slot);
+    void land_next();
     void emit_block(const flight & done, const routing_source & block, const char * memory);
 
     ggml_backend_dev_t              dev;
@@ -76,8 +86,10 @@ private:
 
     std::unordered_map<const ggml_tensor *, ggml_tensor *> weights_of; // router ids -> weights, of the graphs optimized
     std::vector<flight>                                    flights;    // one per slot of the gather, used in turn
-    size_t                                                 n_started = 0;
-    size_t                                                 n_landed  = 0;
+    std::atomic<size_t>                                    n_started { 0 };
+    std::atomic<size_t>                                    n_landed { 0 };
+    std::thread       lander; // makes events where the gather allows another thread; else the graph's thread does
+    std::atomic<bool> stop { false };
 
     std::vector<token_info> batch_tokens; // of the ubatch that is being computed, possibly by several graphs
     std::vector<int32_t>    batch_output_rows;

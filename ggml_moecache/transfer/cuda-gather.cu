@@ -79,6 +79,12 @@ public:
 
     void wait(size_t slot) override { ggml_backend_event_synchronize(after[slot]); }
 
+    bool is_async() const override { return true; }
+
+    bool ready(size_t slot) override {
+        return cudaEventQuery(static_cast<cudaEvent_t>(after[slot]->context)) != cudaErrorNotReady;
+    }
+
     const char * memory(size_t slot) const override { return data + slot * slot_bytes; }
 
     size_t size_bytes() const override { return slot_bytes; }

@@ -25,7 +25,7 @@ struct gather_source {
 
 class routing_gather {
 public:
-    static constexpr size_t n_slots = 4;
+    static constexpr size_t n_slots = 8;
 
     virtual ~routing_gather() = default;
 
@@ -36,6 +36,11 @@ public:
     // Returns false when the device refuses; then nothing is on its way.
     virtual bool start(size_t slot, const std::vector<gather_source> & sources) = 0;
     virtual void wait(size_t slot)                                              = 0;
+
+    // Whether another thread may ask ready() while this one goes on. Without it wait() needs the backend itself.
+    virtual bool is_async() const { return false; }
+
+    virtual bool ready(size_t) { return false; }
 
     virtual const char * memory(size_t slot) const = 0;
     virtual size_t       size_bytes() const        = 0;
