@@ -2,6 +2,7 @@
 
 load_model      a llama_cpp.Llama on the MoECache device
 status          what is cached where, or why nothing is
+RoutingRing     the routing events of a model as they happen; set_request_id, run_metadata, set_run_field
 config          the plugin's settings (a module)
 backend_path    libggml-moecache.so, for GGML_BACKEND_PATH of stock programs
 llama_bin_dir   llama.cpp's stock programs of the build in use
@@ -17,6 +18,7 @@ from ggml_moecache._native import version as __version__
 from ggml_moecache._paths import backend_path, embedded_model, llama_bin_dir, llama_library_dir
 from ggml_moecache.errors import MoeCacheError
 from ggml_moecache.model import load_model, status
+from ggml_moecache.routing import RoutingEvent, RoutingRing, run_metadata, set_request_id, set_run_field
 
 # llama-cpp-python reads this once, on its first import. Whoever needs the folder reports a bad MOECACHE_LLAMA_DIR.
 with _contextlib.suppress(errors.ConfigError):
@@ -25,6 +27,8 @@ with _contextlib.suppress(errors.ConfigError):
 
 __all__ = [
     "MoeCacheError",
+    "RoutingEvent",
+    "RoutingRing",
     "__version__",
     "backend_path",
     "config",
@@ -33,5 +37,8 @@ __all__ = [
     "ggml_version",
     "llama_bin_dir",
     "load_model",
+    "run_metadata",
+    "set_request_id",
+    "set_run_field",
     "status",
 ]

@@ -160,7 +160,7 @@ def _plugin_path() -> str:
 
 
 @functools.cache
-def _c_api() -> ctypes.CDLL:
+def c_api() -> ctypes.CDLL:
     """The plugin's C API. REQUIRES: llama_cpp has been imported (the plugin resolves GGML's symbols from it)."""
     try:
         library = ctypes.CDLL(_plugin_path())
@@ -169,32 +169,50 @@ def _c_api() -> ctypes.CDLL:
     text, size = ctypes.c_char_p, ctypes.c_size_t
     library.moecache_config_set.restype, library.moecache_config_set.argtypes = text, [text, text]
     library.moecache_config_get.restype, library.moecache_config_get.argtypes = text, [text]
-    library.moecache_status_json.restype, library.moecache_status_json.argtypes = size, [text, size]
+    pointer, number = ctypes.c_void_p, ctypes.c_uint64
+    for name, result, arguments in (
+        ("moecache_status_json", size, [text, size]),
+        ("moecache_run_json", size, [text, size]),
+        ("moecache_run_set", text, [text, text]),
+        ("moecache_set_request_id", text, [number, number]),
+        ("moecache_ring_open", pointer, [number]),
+        ("moecache_ring_close", None, [pointer]),
+        ("moecache_ring_get_info", None, [pointer, pointer]),
+        ("moecache_ring_peek", size, [pointer, pointer]),
+        ("moecache_ring_release", None, [pointer, size]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 
 def config_set(name: str, value: str | None) -> None:
     """Set a variable of the plugin for this process. Raises ConfigError with the plugin's message."""
-    message: bytes | None = _c_api().moecache_config_set(name.encode(), None if value is None else value.encode())
+    message: bytes | None = c_api().moecache_config_set(name.encode(), None if value is None else value.encode())
     if message is not None:
         raise ConfigError(message.decode())
 
 
 def config_get(name: str) -> str:
     """The value in force for a variable of the plugin. Raises ConfigError if it has no such variable."""
-    value: bytes | None = _c_api().moecache_config_get(name.encode())
+    value: bytes | None = c_api().moecache_config_get(name.encode())
     if value is None:
         raise ConfigError(f"{name} is no variable of the plugin; `moecache config` lists them")
     return value.decode()
 
 
-def status_json() -> dict[str, Any]:
-    """The plugin's state. It may grow between the two calls, so the buffer follows until it is large enough."""
+def read_json(function: str) -> dict[str, Any]:
+    """What a C function that fills a buffer says. It may say more at a second call: the buffer grows until it fits."""
     n_bytes = 4096
     while True:
         buffer = ctypes.create_string_buffer(n_bytes)
-        needed = _c_api().moecache_status_json(buffer, n_bytes)
+        needed = getattr(c_api(), function)(buffer, n_bytes)
         if needed <= n_bytes:
             state: dict[str, Any] = json.loads(buffer.value)
             return state
         n_bytes = needed
+
+
+def status_json() -> dict[str, Any]:
+    """The plugin's state."""
+    return read_json("moecache_status_json")

@@ -13,6 +13,7 @@ from ggml_moecache import _plugin
 from ggml_moecache._paths import embedded_model, llama_library_dir
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
+from ggml_moecache.run_fields import describe_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,10 @@ def _settings(settings: dict[str, str]) -> Iterator[None]:
             _plugin.config_set(name, value or None)
 
 
+def _context_ids() -> set[int]:
+    return {context["context_id"] for context in _plugin.status_json()["contexts"]}
+
+
 def _construct(
     llama_class: type[Llama], device: int, path: Path, settings: dict[str, str], arguments: dict[str, Any]
 ) -> Llama:
@@ -80,10 +85,13 @@ def _construct(
             return params
 
         low_level.llama_model_default_params = on_device
+        known = _context_ids()
         try:
             llm: Llama = llama_class(str(path), **arguments)
         finally:
             low_level.llama_model_default_params = original
+        created = _context_ids() - known
+    llm._moecache_context_id = max(created, default=None)  # noqa: SLF001 - of RoutingRing and set_request_id
     llm._moecache_devices = devices  # noqa: SLF001 - llama.cpp keeps the address: it must live as long as the model
     return llm
 
@@ -163,6 +171,8 @@ def load_model(
         found = ", ".join(names)
         raise BackendError(f"The 'device' parameter of load_model must be one of: {found}. Got {device!r} instead.")
     arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
+    if log is not None or _plugin.config_get("GGML_MOECACHE_LOG"):
+        describe_run(file, seed=llama_kwargs.get("seed"))
     try:
         return _construct(module.Llama, address, file.path, settings, arguments)
     except ValueError as error:

@@ -1,4 +1,6 @@
 #include "core/config.h"
+#include "core/live-ring.h"
+#include "core/run-metadata.h"
 #include "core/status.h"
 #include "ggml-moecache.h"
 
@@ -35,12 +37,71 @@ const char * moecache_config_get(const char * name) {
     return value.c_str();
 }
 
-size_t moecache_status_json(char * buffer, size_t size) {
-    const std::string text = status_json();
+static size_t copy_text(const std::string & text, char * buffer, size_t size) {
     if (buffer != nullptr && size > 0) {
         const size_t n = std::min(size - 1, text.size());
         std::memcpy(buffer, text.data(), n);
         buffer[n] = '\0';
     }
     return text.size() + 1;
+}
+
+size_t moecache_status_json(char * buffer, size_t size) {
+    return copy_text(status_json(), buffer, size);
+}
+
+size_t moecache_run_json(char * buffer, size_t size) {
+    return copy_text(run_metadata_json(), buffer, size);
+}
+
+static const char * message(const std::string & text) {
+    static thread_local std::string kept;
+    kept = text;
+    return kept.empty() ? nullptr : kept.c_str();
+}
+
+const char * moecache_run_set(const char * field, const char * json) {
+    return message(run_metadata_set_field(field != nullptr ? field : "", json != nullptr ? json : "null"));
+}
+
+const char * moecache_set_request_id(uint64_t context_id, uint64_t request_id) {
+    const auto context = context_status::find(context_id);
+    if (context == nullptr) {
+        return message("there is no context " + std::to_string(context_id));
+    }
+    context->request_id = request_id;
+    return nullptr;
+}
+
+// --- rings ----------------------------------------------------------------------------------------------------------
+
+static_assert(sizeof(moecache_event) == sizeof(routing_event), "the C API and the ring have one layout");
+
+struct moecache_ring {
+    std::shared_ptr<event_ring> ring;
+};
+
+moecache_ring * moecache_ring_open(uint64_t context_id) {
+    auto ring = live_ring_get(context_id);
+    return ring != nullptr ? new moecache_ring { std::move(ring) } : nullptr;
+}
+
+void moecache_ring_close(moecache_ring * ring) {
+    delete ring;
+}
+
+void moecache_ring_get_info(const moecache_ring * ring, moecache_ring_info * info) {
+    *info = { ring->ring->stride_bytes(), ring->ring->k_max(), ring->ring->n_slots(), ring->ring->n_committed(),
+              ring->ring->n_lost() };
+}
+
+size_t moecache_ring_peek(const moecache_ring * ring, const void ** events) {
+    const routing_event * first = nullptr;
+    const size_t          n     = ring->ring->peek(&first);
+    *events                     = first;
+    return n;
+}
+
+void moecache_ring_release(moecache_ring * ring, size_t n_events) {
+    ring->ring->release(n_events);
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +34,57 @@ MOECACHE_API const char * moecache_config_get(const char * name);
 // Writes at most `size` bytes including the terminating NUL; returns the bytes needed including it. `buffer` may be
 // NULL when `size` is 0.
 MOECACHE_API size_t moecache_status_json(char * buffer, size_t size);
+
+// --- routing log ---------------------------------------------------------------------------------------------------
+//
+// A context that was created while GGML_MOECACHE_LOG_LIVE was 1 keeps its routing events in a ring for one consumer of
+// this process. Contexts are named by the "context_id" of the status.
+
+typedef struct moecache_ring moecache_ring;
+
+// The fixed part of an event (traces/FORMAT.md); behind it lie k_max expert ids (int32_t) and k_max router weights
+// (float).
+typedef struct moecache_event {
+    uint64_t batch_id;
+    uint64_t request_id;
+    int32_t  token_index;
+    int32_t  layer_id;
+    uint8_t  family;      // 0 "exps", 1 "chexps"
+    uint8_t  phase;       // 0 prefill, 1 decode
+    uint16_t n_used;      // valid ids and weights
+    uint8_t  has_weights; // 0: the graph shows no router weights
+    uint8_t  reserved[3];
+    uint32_t lost_before; // events that were lost between the previous event and this one
+    uint32_t reserved_2;
+    uint64_t lost_batch_id; // ubatch of the first of them
+} moecache_event;
+
+typedef struct moecache_ring_info {
+    uint64_t stride_bytes; // from one event to the next
+    uint64_t k_max;
+    uint64_t n_slots;
+    uint64_t n_committed; // events put into the ring so far
+    uint64_t n_lost;      // events lost because it was full
+} moecache_ring_info;
+
+// The ring of a context, or NULL when it has none (yet: it is made at the first graph with an MoE block). The handle
+// stays valid after the context is gone. Close every handle.
+MOECACHE_API moecache_ring * moecache_ring_open(uint64_t context_id);
+MOECACHE_API void            moecache_ring_close(moecache_ring * ring);
+MOECACHE_API void            moecache_ring_get_info(const moecache_ring * ring, moecache_ring_info * info);
+
+// Events that can be read where they lie: `*events` is set to the first, their number is returned. They stay valid
+// until they are released. One consumer at a time.
+MOECACHE_API size_t moecache_ring_peek(const moecache_ring * ring, const void ** events);
+MOECACHE_API void   moecache_ring_release(moecache_ring * ring, size_t n_events);
+
+// Request id of the tokens of a context's next ubatches; UINT64_MAX: told by positions again. NULL or a message.
+MOECACHE_API const char * moecache_set_request_id(uint64_t context_id, uint64_t request_id);
+
+// run.json as it would be written now, like moecache_status_json(); and fields of it that only the program knows
+// ("model.file", "seed", ...), to a JSON value. NULL or a message.
+MOECACHE_API size_t       moecache_run_json(char * buffer, size_t size);
+MOECACHE_API const char * moecache_run_set(const char * field, const char * json);
 
 #ifdef __cplusplus
 }

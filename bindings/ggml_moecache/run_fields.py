@@ -1,0 +1,41 @@
+"""What Python knows of a run and the plugin does not: the model's file, and llama-cpp-python's version (run.json)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import threading
+from typing import TYPE_CHECKING
+
+from ggml_moecache.routing import set_run_field
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ggml_moecache.gguf_file import ModelFile
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a whole file, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def describe_run(file: ModelFile, seed: int | None) -> None:
+    """Set the fields of run.json that belong to `file`.
+
+    The checksum of a large model takes a while, so it is computed beside the run: it is in the file that is written
+    when the log is closed, and null there if the model was closed before it was ready.
+    """
+    set_run_field("model.file", file.path.name)
+    set_run_field("model.architecture", file.architecture)
+    set_run_field("model.n_layers", file.n_layers)
+    set_run_field("seed", seed)
+    set_run_field("llama_cpp.llama_cpp_python", importlib.metadata.version("llama-cpp-python"))
+    set_run_field("model.sha256", None)
+    threading.Thread(
+        target=lambda: set_run_field("model.sha256", file_sha256(file.path)), name="moecache-sha256", daemon=True
+    ).start()
