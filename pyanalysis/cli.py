@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
-from pyanalysis import trace
+from pyanalysis import bench, trace
 
 _RUN_HELP = """\
-usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--show-command] [llama-completion options ...]
+usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR] [--show-command] [llama.cpp options ...]
 
 Generate text with llama.cpp's own llama-completion on the MoECache device. Options that are not listed here are
 llama-completion's and reach it unchanged (llama-completion --help). Text goes to stdout, logs to stderr.
@@ -20,15 +20,18 @@ llama-completion's and reach it unchanged (llama-completion --help). Text goes t
 options:
   -m, --model MODEL   GGUF file (default: the small embedded model)
   --capacity 0|all    experts with a copy on the device (default: GGML_MOECACHE_CAPACITY, else 0)
+  --log DIR           write the routing log to this folder, which must not hold one yet (moecache trace show DIR)
   --show-command      print the llama-completion command and its environment to stderr before it runs
 
 added unless you say otherwise: --device MoECache0, -no-cnv (no conversation), -lm none (no memory mapping: experts are
-read into the store), and GGML_MOECACHE_STANDIN=1 on a machine without a GPU
+read into the store), GGML_MOECACHE_STANDIN=1 on a machine without a GPU, and with --log also --no-warmup (llama.cpp's
+warm-up is a request like any other and would be the first in the log)
 
 examples:
   moecache run -p "SQLite is a library that" -n 48 --temp 0
   moecache run -m model.gguf --capacity all -p "Hello" -n 64 -c 4096
   moecache run -m model.gguf -cnv -sys "You are a helpful assistant"
+  moecache run -p "SQLite is" -n 200 --log log && moecache trace show log
 """
 
 _EXAMPLES = """\
@@ -38,6 +41,7 @@ examples:
   moecache doctor --json | jq .verdict
   moecache config
   moecache trace show log
+  moecache bench log -m model.gguf
 """
 
 
@@ -67,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
     trace.add_parser(commands)
+    bench.add_parser(commands)
     return parser
 
 
@@ -119,8 +124,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(parsed.model, as_json=parsed.json)
     if parsed.command == "config":
         return _config(as_json=parsed.json)
-    if parsed.command == "trace":
-        return trace.run(parsed)
+    if parsed.command in ("trace", "bench"):
+        return {"trace": trace, "bench": bench}[parsed.command].run(parsed)
     parser.print_help(sys.stderr)
     return 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import ggml_moecache
 from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
+from ggml_moecache.run_fields import file_sha256
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
 _DEVICE_OPTIONS = {"-dev", "--device"}
@@ -28,6 +30,7 @@ _LOAD_OPTIONS = {
     "--no-direct-io",
 }
 _CONVERSATION_OPTIONS = {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}
+_WARMUP_OPTIONS = {"--warmup", "--no-warmup"}
 
 
 @dataclass
@@ -36,6 +39,7 @@ class RunRequest:
 
     model: Path | None = None
     capacity: str | None = None
+    log: Path | None = None
     show_command: bool = False
     llama_options: list[str] = field(default_factory=list)
 
@@ -49,12 +53,14 @@ def parse(arguments: list[str]) -> RunRequest:
     rest = iter(arguments)
     for argument in rest:
         name, equals, inline = argument.partition("=")
-        if name in ("-m", "--model", "--capacity") and (equals == "" or name.startswith("--")):
+        if name in ("-m", "--model", "--capacity", "--log") and (equals == "" or name.startswith("--")):
             value = inline if equals else next(rest, None)
             if value is None:
                 raise ConfigError(f"{name} needs a value")
             if name == "--capacity":
                 request.capacity = value
+            elif name == "--log":
+                request.log = Path(value)
             else:
                 request.model = Path(value)
         elif argument == "--show-command":
@@ -79,6 +85,8 @@ def command_for(request: RunRequest, model: Path, program: Path, help_text: str)
         command += ["-lm", "none"] if "--load-mode" in help_text else ["--no-mmap"]
     if not given & _CONVERSATION_OPTIONS:
         command.append("-no-cnv")
+    if request.log is not None and not given & _WARMUP_OPTIONS:
+        command.append("--no-warmup")  # it is a decode like any other and would be the log's first request
     return command + request.llama_options
 
 
@@ -91,6 +99,9 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
+    if request.log is not None:
+        check_new_log(request.log)
+        environment["GGML_MOECACHE_LOG"] = str(request.log)
     found = devices_of(library_dir, environment)
     if found["refusal"] is not None:
         raise BackendError(found["refusal"], reason=found["reason"])
@@ -98,6 +109,34 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
         environment["GGML_MOECACHE_STANDIN"] = "1"
         print("moecache: no GPU found, the CPU stands in for the device", file=sys.stderr)
     return environment
+
+
+def check_new_log(folder: Path) -> None:
+    """Raise ConfigError if `folder` cannot take a new log: before a model is loaded for nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a folder; name another one for the log.")
+    if (folder / "run.json").exists() or (folder / "routing.jsonl").exists():
+        raise ConfigError(f"{folder} holds the log of another run, which is not overwritten; name another folder.")
+
+
+def describe_log(folder: Path, model: Path) -> None:
+    """Add to run.json what the plugin is not told: the model's file, architecture and checksum."""
+    path = folder / "run.json"
+    if not path.is_file():
+        return
+    file = read_model(model)
+    metadata = json.loads(path.read_text(encoding="utf-8"))
+    described = metadata["model"] or {}
+    described |= {
+        "file": file.path.name,
+        "architecture": file.architecture,
+        "n_layers": file.n_layers,
+        "sha256": file_sha256(file.path),
+    }
+    metadata["model"] = described
+    temporary = path.with_name("run.json.tmp")
+    temporary.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def program_dir() -> Path:
@@ -128,4 +167,7 @@ def run(arguments: list[str]) -> int:
     if request.show_command:
         settings = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
         print("moecache:", *settings, shlex.join(command), file=sys.stderr)
-    return subprocess.run(command, env=environment, check=False).returncode
+    status = subprocess.run(command, env=environment, check=False).returncode
+    if request.log is not None:
+        describe_log(request.log, request.model or ggml_moecache.embedded_model())
+    return status

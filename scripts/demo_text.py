@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,11 +40,11 @@ def report(status: dict[str, Any]) -> None:
         print(f"   what ran where: {line}", flush=True)
 
 
-def through_llama_completion(capacity: str) -> int:
+def through_llama_completion(capacity: str, log: Path) -> int:
     """Run stock llama-completion, print its command first, and return its exit status."""
     # flash attention as in llama-cpp-python's defaults, so that both give the same text
     options = ["-p", PROMPT, "-n", str(N_TOKENS), "--temp", "0", "--seed", str(SEED), "-fa", "off"]
-    command, environment = run.prepare(run.parse(["--capacity", capacity, *options]))
+    command, environment = run.prepare(run.parse(["--capacity", capacity, "--log", str(log), *options]))
     with tempfile.TemporaryDirectory() as folder:
         status_file = Path(folder, "status.json")
         environment["GGML_MOECACHE_STATUS"] = str(status_file)
@@ -61,7 +62,19 @@ def through_llama_completion(capacity: str) -> int:
             print("error: the plugin wrote no status, so it was not used; the log is above", file=sys.stderr)
             return 1
         report(json.loads(status_file.read_text(encoding="utf-8")))
+    run.describe_log(log, ggml_moecache.embedded_model())
     return 0
+
+
+def show_log(log: Path) -> int:
+    """The summary of the routing log, and its Parquet form beside it."""
+    moecache = Path(sys.executable).with_name("moecache")
+    parquet = log / "routing.parquet"
+    subprocess.run(
+        [moecache, "trace", "convert", log / "routing.jsonl", parquet], check=True, stdout=subprocess.DEVNULL
+    )
+    print(f"\n3. What the router chose in 1 (moecache trace show {log.name})\n", flush=True)
+    return subprocess.run([moecache, "trace", "show", log / "routing.jsonl"], check=False).returncode
 
 
 def through_python(capacity: str) -> None:
@@ -76,9 +89,12 @@ def through_python(capacity: str) -> None:
 
 def main() -> int:
     try:
-        status = through_llama_completion(sys.argv[1])
+        log = Path("demo-out")
+        shutil.rmtree(log, ignore_errors=True)
+        status = through_llama_completion(sys.argv[1], log)
         if status == 0:
             through_python(sys.argv[1])
+            status = show_log(log)
     except ggml_moecache.MoeCacheError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
