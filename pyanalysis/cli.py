@@ -125,7 +125,7 @@ def _dispatch(arguments: list[str]) -> int:
     if parsed.command == "config":
         return _config(as_json=parsed.json)
     if parsed.command in ("trace", "bench"):
-        return {"trace": trace, "bench": bench}[parsed.command].run(parsed)
+        return trace.run(parsed) if parsed.command == "trace" else bench.run(parsed)
     parser.print_help(sys.stderr)
     return 2
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.environment import Build
+from tests.harness.environment import Build, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.runner import Result, run_moecache, run_reference
 from tests.harness.scenarios import last_output_only, prefill_and_decode, token_stream, two_sequences
@@ -91,9 +91,10 @@ def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, c
         weights = np.concatenate([part[1] for part in parts])
         assert [event["token_index"] for event in logged[layer]] == list(range(202))
         np.testing.assert_array_equal([event["expert_ids"] for event in logged[layer]], ids)
-        np.testing.assert_array_equal(
-            np.array([event["router_weights"] for event in logged[layer]], dtype=np.float32), weights
-        )
+        logged_weights = np.array([event["router_weights"] for event in logged[layer]], dtype=np.float32)
+        # A callback cuts the graph, and on a GPU the fused router kernel with it: the last bit differs there.
+        rtol = 1e-6 if reference_device() else 0
+        np.testing.assert_allclose(logged_weights, weights, rtol=rtol, atol=0)
     assert {event["phase"] for event in log.events if event["token_index"] < 200} == {"prefill"}
     assert {event["phase"] for event in log.events if event["token_index"] >= 200} == {"decode"}
     assert {event["request_id"] for event in log.events} == {0}
