@@ -9,7 +9,6 @@ from tests.harness.environment import Build, reference_device
 from tests.harness.plan import Plan
 from tests.harness.runner import reference_is_reproducible, run_reference
 
-
 N_REPEATS = 4  # pairs of runs of stock before its result counts as reproducible
 
 
