@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.programs import SAME_KERNELS, Finished, run_moecache, run_stock
-from tests.harness.environment import Build
+from tests.harness.environment import Build, reference_device
 from tests.models.generate import model_path
 from tests.models.lora import adapter_path
 from tests.models.tokenizer import embedded_model
@@ -134,8 +134,10 @@ def test_prompt_cache(build: Build, capacity: str, tmp_path: Path) -> None:
     restored = run_moecache(
         build, PROGRAM, *_arguments(model, "--prompt-cache", saved_by_stock, "--prompt-cache-ro"), capacity=capacity
     )
-    assert restored.stdout == plain.stdout
-    assert run_stock(build, PROGRAM, *_arguments(model, "--prompt-cache", saved_by_us)).stdout == plain.stdout
+    by_stock = run_stock(build, PROGRAM, *_arguments(model, "--prompt-cache", saved_by_us))
+    assert restored.stdout == by_stock.stdout
+    if reference_device() is None:  # a GPU computes the last token alone by other kernels than in the prompt's batch
+        assert restored.stdout == plain.stdout
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)

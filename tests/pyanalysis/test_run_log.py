@@ -1,0 +1,115 @@
+"""`moecache run --log`, `moecache bench log`, and what becomes of a log whose process is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ggml_moecache import embedded_model
+from pyanalysis import bench_log
+from pyanalysis.traces import read_trace
+
+MOECACHE = Path(sys.executable).with_name("moecache")
+
+
+def moecache(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [MOECACHE, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+def test_run_logs_a_whole_request(tmp_path):
+    """6 tokens of prompt and 4 generated ones, of which the last is not computed: 9 tokens in 8 layers of top-8."""
+    folder = tmp_path / "log"
+    arguments = ("-p", "SQLite is a library that", "-n", "4", "--temp", "0", "--log", str(folder))
+    result = moecache("run", *arguments)
+    assert result.returncode == 0, result.stderr
+    trace = read_trace(folder)
+    assert len(trace.layer) == (6 + 3) * 8
+    assert set(trace.request) == {0}
+    run = json.loads((folder / "run.json").read_text())
+    assert run["model"]["sha256"] == hashlib.sha256(embedded_model().read_bytes()).hexdigest()
+    assert run["model"]["architecture"] == "qwen35moe"
+    shown = moecache("trace", "check", str(folder))
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+
+    again = moecache("run", *arguments)
+    assert again.returncode == 2
+    assert again.stderr.splitlines()[-1].startswith(f"moecache: error: {folder} holds the log of another run")
+
+
+def test_a_log_folder_that_is_a_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    result = moecache("run", "-p", "x", "--log", str(path))
+    assert result.returncode == 2
+    assert f"moecache: error: {path} is a file, not a folder" in result.stderr
+    assert path.read_text() == "mine"
+
+
+def test_a_killed_process_leaves_complete_lines(tmp_path):
+    """SIGKILL while it generates: every line of the file is whole, only the end record is missing."""
+    folder = tmp_path / "log"
+    process = subprocess.Popen(
+        [MOECACHE, "run", "-p", "SQLite", "-n", "4000", "-c", "4096", "--ignore-eos", "--log", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    log = folder / "routing.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.is_file() and log.stat().st_size > 100_000):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    lines = log.read_text().split("\n")
+    events = [json.loads(line) for line in lines[:-1]]
+    assert lines[-1] == ""
+    assert {event["type"] for event in events} == {"event"}
+    assert len(read_trace(folder).layer) == len(events)
+
+
+def test_bench_log_compares_both_arms():
+    result = moecache("bench", "log", "--rounds", "1", "--options", "-p 0 -n 8 -r 1 -t 1", "--json")
+    assert result.returncode == 0, result.stderr
+    (one,) = json.loads(result.stdout)
+    assert set(one["off"]) == set(one["on"]) == {"tg8"}
+    assert one["n_events"] == (8 + 1) * 8  # 8 tokens and one of llama-bench's warm-up, 8 layers
+    assert one["n_lost"] == 0
+    refused = moecache("bench", "log", "--rounds", "0")
+    assert refused.returncode == 2
+    assert "must be at least 1. Got 0 instead." in refused.stderr
+
+
+def test_the_table_shows_the_cost_in_percent():
+    """90 instead of 100 and 95 instead of 100 tokens per second: 10 % and 5 %, median 7.5 %."""
+    rounds = [
+        bench_log.Round({"tg8": 100.0}, {"tg8": 90.0}, 10, 1, 200.0),
+        bench_log.Round({"tg8": 100.0}, {"tg8": 95.0}, 10, 0, 100.0),
+    ]
+    _, figures, events = bench_log.table(rounds).splitlines()
+    assert figures.split() == ["tg8", "100.0", "92.5", "7.50%", "5.00%", "10.00%"]
+    assert events == "events 20, lost 1, 150 ns per event on the inference path"
+
+
+def test_a_failing_llama_bench_is_one_error(tmp_path):
+    result = moecache("bench", "log", "--rounds", "1", "--options=--no-such-option")
+    assert result.returncode == 2
+    assert "moecache: error: " in result.stderr
+    assert "ended with status" in result.stderr
+    program = tmp_path / "llama-bench"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(bench_log.BenchError, match="ended with status 1"):
+        bench_log.run_bench(bench_log.Setup(tmp_path, tmp_path / "p", tmp_path / "m"), None, tmp_path / "s")
