@@ -17,6 +17,14 @@ EXPORTS = {
     "moecache_config_set",
     "moecache_config_get",
     "moecache_status_json",
+    "moecache_ring_open",
+    "moecache_ring_close",
+    "moecache_ring_get_info",
+    "moecache_ring_peek",
+    "moecache_ring_release",
+    "moecache_set_request_id",
+    "moecache_run_json",
+    "moecache_run_set",
 }
 
 
