@@ -304,10 +304,6 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
-    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
-}
-
 // The inner backend's asynchronous copies insist on its own buffer type. A tensor elsewhere (host memory) is copied at
 // once.
 static void backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset,

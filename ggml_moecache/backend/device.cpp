@@ -81,15 +81,6 @@ static void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * to
 
 // --- which operations -----------------------------------------------------------------------------------------------------------
 
-static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
-    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
-}
-
-static bool is_view_op(enum ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
-
 // The loader asks with a dummy operation whose weight sits in an empty buffer of no usage yet.
 static bool is_loader_probe(const ggml_tensor * weight) {
     return weight->buffer != nullptr && weight->buffer->size == 0 &&

@@ -14,3 +14,18 @@ static_assert(sizeof(ggml_backend_buffer_i) == 11 * sizeof(void *), "the buffer 
 static_assert(sizeof(ggml_backend_i) == 16 * sizeof(void *), "the backend table has other slots");
 static_assert(sizeof(ggml_backend_device_i) == 15 * sizeof(void *), "the device table has other slots");
 static_assert(sizeof(ggml_backend_reg_i) == 4 * sizeof(void *), "the registry table has other slots");
+
+namespace moecache {
+
+// The buffer that a tensor's data lies in: a view's is that of its source.
+inline ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+}
+
+// Operations that only rename memory. GGML has the same list, in a place that is not exported.
+inline bool is_view_op(enum ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_RESHAPE || op == GGML_OP_VIEW || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+} // namespace moecache

@@ -12,10 +12,6 @@ graph_plan::~graph_plan() {
     ggml_free(shadows);
 }
 
-static ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
-    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
-}
-
 static bool in_store(const ggml_tensor * tensor, const device_context * device) {
     const ggml_backend_buffer_t buffer = buffer_of(tensor);
     return buffer != nullptr && buffer->buft == &device->store_type;

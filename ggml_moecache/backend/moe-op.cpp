@@ -98,7 +98,7 @@ graph_plan * moe_op::plan(ggml_cgraph * graph) {
 
 void moe_op::fetch(const host_transfer & t) {
     const ggml_tensor *         tensor = t.tensor;
-    const ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    const ggml_backend_buffer_t buffer = buffer_of(tensor);
     if (!buffer_type_is_default(buffer->buft)) { // host memory that the device shares
         ggml_backend_synchronize(inner);
         for (size_t row = 0; row < t.n_rows; row++) {
@@ -116,7 +116,7 @@ void moe_op::fetch(const host_transfer & t) {
 }
 
 void moe_op::send(const host_transfer & t) {
-    const ggml_backend_buffer_t buffer = t.tensor->view_src != nullptr ? t.tensor->view_src->buffer : t.tensor->buffer;
+    const ggml_backend_buffer_t buffer = buffer_of(t.tensor);
     if (!buffer_type_is_default(buffer->buft)) {
         ggml_backend_synchronize(inner);
         ggml_backend_tensor_set(t.tensor, t.host, 0, t.size_bytes);
@@ -144,10 +144,7 @@ enum ggml_status moe_op::run_on_host(plan_segment & segment) {
 
 static bool computes_nothing(const ggml_cgraph & graph) {
     for (int i = 0; i < graph.n_nodes; i++) {
-        const ggml_tensor * node = graph.nodes[i];
-        const bool view = node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW ||
-                          node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-        if (!view && !ggml_is_empty(node)) {
+        if (!is_view_op(graph.nodes[i]->op) && !ggml_is_empty(graph.nodes[i])) {
             return false;
         }
     }
