@@ -163,6 +163,10 @@ class RoutingRing:
             self._api.moecache_ring_close(self._handle)
             self._handle = None
 
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
     def __enter__(self) -> RoutingRing:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
 

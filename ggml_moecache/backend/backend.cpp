@@ -190,7 +190,7 @@ static void announce_without_blocks(backend_context * context, const ggml_cgraph
 // experts. A model whose top-k is all its experts does so always: then nothing is a warm-up.
 static bool is_warmup(backend_context * context, const graph_plan & plan) {
     const bool at_the_start = context->status->counters.n_graphs == 0 && context->status->counters.n_warmup_graphs < 2;
-    return plan.warmup && at_the_start;
+    return plan.warmup && at_the_start && plan.walk.blocks.front().n_tokens <= 2;
 }
 
 static void count(backend_context * context, const graph_plan & plan) {

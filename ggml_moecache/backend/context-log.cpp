@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 
 #include <unistd.h>
@@ -108,6 +109,7 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
     facts.device                  = device->name;
     facts.gpu                     = device->standin ? "" : ggml_backend_dev_description(device->inner);
     facts.capacity                = capacity_name(settings.capacity);
+    facts.folder                  = settings.log_folder;
     facts.n_layers                = count_layers(graph);
     facts.top_k                   = static_cast<uint64_t>(plan.walk.blocks.front().ids->ne[0]);
 
@@ -195,9 +197,20 @@ std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph) 
     std::string error;
     if (!opened) {
         opened = true;
-        error  = open(plan, graph);
+        try {
+            error = open(plan, graph);
+        } catch (const std::bad_alloc &) {
+            error = "there is no memory for a ring of " + std::to_string(settings.n_log_ring_events) + " events";
+        }
+    } else if (log != nullptr && !said_error && log->failed()) {
+        said_error = true;
+        error      = settings.log_folder + "/" + facts.file + ": " + log->error();
     }
-    recorder.record(plan, graph);
+    if (live == nullptr && log == nullptr) {
+        status->counters.n_log_lost += plan.counts.n_events;
+    } else {
+        recorder.record(plan, graph);
+    }
     return error;
 }
 

@@ -42,7 +42,8 @@ private:
     std::shared_ptr<event_ring>     live;
     std::unique_ptr<routing_log>    log;
     run_context                     facts;
-    bool                            opened = false; // or tried to
+    bool                            opened     = false; // or tried to
+    bool                            said_error = false; // of a file that fails while it is written
 };
 
 } // namespace moecache

@@ -138,14 +138,15 @@ static const ggml_tensor * find_input(const ggml_cgraph * graph, const char * na
     return nullptr;
 }
 
-// What tells sequences apart, when the KV cache is one stream: with several, cells are counted per stream.
+// What tells sequences apart. With several KV streams the mask is cut by stream, but the cells count through all of
+// them.
 static void find_attention(plan_routing & routing, const ggml_cgraph * graph) {
     const ggml_tensor * mask  = find_input(graph, "attn_inp_kq_mask");
     const ggml_tensor * cells = find_input(graph, "attn_inp_k_idxs");
     const bool          known = mask != nullptr && cells != nullptr && cells->type == GGML_TYPE_I64 &&
-                       (mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16) && mask->ne[2] == 1 &&
-                       mask->ne[3] == 1 && cells->ne[0] == static_cast<int64_t>(routing.n_tokens) &&
-                       mask->ne[1] >= cells->ne[0] && ggml_is_contiguous(mask);
+                       (mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16) &&
+                       cells->ne[0] == static_cast<int64_t>(routing.n_tokens) &&
+                       (mask->ne[3] > 1 || mask->ne[1] >= cells->ne[0]) && ggml_is_contiguous(mask);
     routing.mask  = known ? mask : nullptr;
     routing.cells = known ? cells : nullptr;
 }
@@ -223,11 +224,18 @@ void routing_recorder::begin_batch(const plan_routing & routing) {
         routing.positions != nullptr ? static_cast<const int32_t *>(routing.positions->data) : nullptr;
     attention_view attention;
     if (routing.mask != nullptr) {
-        attention = { static_cast<const int64_t *>(routing.cells->data), routing.mask->data,
-                      routing.mask->type == GGML_TYPE_F16, static_cast<size_t>(routing.mask->ne[0]), routing.n_tokens };
+        attention.cells    = static_cast<const int64_t *>(routing.cells->data);
+        attention.mask     = routing.mask->data;
+        attention.mask_f16 = routing.mask->type == GGML_TYPE_F16;
+        attention.n_cells  = static_cast<size_t>(routing.mask->ne[0]);
+        attention.n_tokens = routing.n_tokens;
+        attention.streams  = routing.mask->ne[3] > 1 || several_streams;
+        several_streams    = attention.streams;
     }
-    const bool known = routing.mask != nullptr && attention.consistent();
-    requests.assign(positions, routing.n_tokens, batch_tokens, known ? &attention : nullptr);
+    if (routing.mask != nullptr && !attention.consistent()) { // one stream of several, alone in this ubatch
+        attention.streams = several_streams = true;
+    }
+    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr);
     batch_output_rows.clear();
     if (routing.output_ids != nullptr) {
         const int32_t * rows = static_cast<const int32_t *>(routing.output_ids->data);

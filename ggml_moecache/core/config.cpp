@@ -123,6 +123,10 @@ std::string config_check() {
     if (config_get("GGML_MOECACHE_LOG_LIVE") == "1" && !config_get("GGML_MOECACHE_LOG").empty()) {
         return "GGML_MOECACHE_LOG_LIVE must be 0 when GGML_MOECACHE_LOG names a folder: the ring has one consumer. Got '1' instead.";
     }
+    if (config_get("GGML_MOECACHE_LOG_LIVE") == "1" && config_get("GGML_MOECACHE_LOG_FULL") == "wait") {
+        return "GGML_MOECACHE_LOG_FULL must be drop when GGML_MOECACHE_LOG_LIVE is 1: the consumer may be the thread that waits. "
+               "Got 'wait' instead.";
+    }
     return "";
 }
 

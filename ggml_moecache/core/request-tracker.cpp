@@ -3,6 +3,7 @@
 #include "core/event-ring.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace moecache {
@@ -23,6 +24,9 @@ bool attention_view::visible(int64_t cell, size_t token) const {
 }
 
 bool attention_view::consistent() const {
+    if (streams) {
+        return true;
+    }
     for (size_t token = 0; token < n_tokens; token++) {
         if (!visible(cells[token], token)) {
             return false;
@@ -41,8 +45,32 @@ void request_tracker::set_request_id(uint64_t request_id) {
     next_id    = by_hand ? std::max(next_id, request_id + 1) : next_id;
 }
 
+bool request_tracker::follows(const request & known, int32_t position, size_t token,
+                              const attention_view * attention) const {
+    if (by_hand) {
+        return known.id == id_by_hand;
+    }
+    if (position <= 0 || position - 1 > known.last_position) {
+        return false;
+    }
+    if (attention == nullptr) {
+        return position - 1 == known.last_position;
+    }
+    if (position - 1 < known.first_remembered || position - 1 <= known.last_position - n_remembered) {
+        return false;
+    }
+    const int64_t before = known.cell_at(position - 1);
+    if (attention->streams) {
+        return before >= 0 && attention->cells[token] == before + 1;
+    }
+    return before < 0 ? position - 1 == known.last_position : attention->visible(before, token);
+}
+
 // Whether a token is more likely to continue `a` than `b`.
 bool request_tracker::better(const request & a, const request & b) const {
+    if (!in_step && (a.last_use == n_assigned || b.last_use == n_assigned)) { // of the token before
+        return a.last_use == n_assigned;
+    }
     const bool a_before = a.batch + 1 == n_batches;
     const bool b_before = b.batch + 1 == n_batches;
     if (a_before != b_before) {
@@ -51,25 +79,34 @@ bool request_tracker::better(const request & a, const request & b) const {
     return a_before ? a.last_use < b.last_use : a.last_use > b.last_use;
 }
 
-request_tracker::request & request_tracker::find(int32_t position, size_t token, const attention_view * attention) {
-    request * best = nullptr;
+request_tracker::request * request_tracker::best(int32_t position, size_t token, const attention_view * attention) {
+    request * found = nullptr;
     for (request & candidate : requests) {
-        const bool follows = position > 0 && candidate.last_position == position - 1;
-        const bool seen =
-            attention == nullptr || candidate.last_cell < 0 || attention->visible(candidate.last_cell, token);
-        const bool continues = by_hand ? candidate.id == id_by_hand : follows && seen;
-        if (continues && (best == nullptr || better(candidate, *best))) {
-            best = &candidate;
+        if (follows(candidate, position, token, attention) && (found == nullptr || better(candidate, *found))) {
+            found = &candidate;
         }
     }
-    if (best != nullptr) {
-        return *best;
+    return found;
+}
+
+request_tracker::request & request_tracker::find(int32_t position, size_t token, const attention_view * attention) {
+    request * found = best(position, token, attention);
+    if (found == nullptr && attention != nullptr && attention->streams) { // the stream's cells have a hole
+        found = best(position, token, nullptr);
+    }
+    if (found != nullptr) {
+        return *found;
     }
     if (requests.size() >= max_requests) {
         requests.erase(std::min_element(requests.begin(), requests.end(),
                                         [](const request & a, const request & b) { return a.last_use < b.last_use; }));
     }
-    requests.push_back({ by_hand ? id_by_hand : next_id++, position - 1, -1, 0, 0, 0 });
+    request begun {};
+    begun.id               = by_hand ? id_by_hand : next_id++;
+    begun.last_position    = position - 1;
+    begun.first_remembered = position;
+    std::fill(std::begin(begun.cells), std::end(begun.cells), int64_t(-1));
+    requests.push_back(begun);
     return requests.back();
 }
 
@@ -77,21 +114,29 @@ void request_tracker::assign(const int32_t * positions, size_t n_tokens, std::ve
                              const attention_view * attention) {
     result.resize(n_tokens);
     n_batches++;
+    const auto n_before = std::count_if(requests.begin(), requests.end(),
+                                        [this](const request & known) { return known.batch + 1 == n_batches; });
+    in_step             = n_before > 1 && static_cast<size_t>(n_before) == n_tokens;
     for (size_t i = 0; i < n_tokens; i++) {
         const int32_t position = positions != nullptr ? positions[i] : next_position++;
-        if (attention != nullptr) { // a cell that is written anew ends the request whose newest token lay there
-            const int64_t cell = attention->cells[i];
+        const int64_t cell     = attention != nullptr ? attention->cells[i] : -1;
+        if (cell >= 0 && !by_hand) { // a cell that is written anew ends the request whose newest token lay there
             requests.erase(std::remove_if(requests.begin(), requests.end(),
-                                          [&](const request & known) { return known.last_cell == cell && !by_hand; }),
+                                          [&](const request & known) {
+                                              return known.last_position >= 0 &&
+                                                     known.cell_at(known.last_position) == cell &&
+                                                     !follows(known, position, i, attention);
+                                          }),
                            requests.end());
         }
-        request & owner     = find(position, i, attention);
-        owner.last_position = position;
-        owner.last_cell     = attention != nullptr ? attention->cells[i] : -1;
-        owner.last_use      = ++n_assigned;
-        owner.n_in_batch    = owner.batch == n_batches ? owner.n_in_batch + 1 : 1;
-        owner.batch         = n_batches;
-        result[i]           = { owner.id, position, MOECACHE_PHASE_PREFILL };
+        request & owner                      = find(position, i, attention);
+        owner.last_position                  = position;
+        owner.cells[position % n_remembered] = cell;
+        owner.first_remembered               = std::min(owner.first_remembered, position);
+        owner.last_use                       = ++n_assigned;
+        owner.n_in_batch                     = owner.batch == n_batches ? owner.n_in_batch + 1 : 1;
+        owner.batch                          = n_batches;
+        result[i]                            = { owner.id, position, MOECACHE_PHASE_PREFILL };
     }
     for (token_info & token : result) {
         for (const request & owner : requests) {

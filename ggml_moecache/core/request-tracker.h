@@ -1,12 +1,15 @@
 // Which request a token belongs to. A GGML backend is told neither sequences nor requests; it sees the positions, and
 // what llama.cpp passes to attention: the KV cell each token is written to, and which cells it may look at.
 //
-// A token at position 0 begins a new request. Any other token continues a request whose newest position is one less and
-// whose newest cell it may look at; a cell that is written anew ends the request that had it. Where cells are not known
-// (several KV streams, no attention) positions alone decide: then a request of the ubatch before is taken first, of
-// several (parallel sequences in step) the one whose turn came first, which is the order that llama.cpp's programs
-// keep. A token that continues nothing (a restored state, a shifted context) begins a new request too. An id that was
-// set by hand takes every following token, until another one is.
+// A token at position 0 begins a new request. Any other token continues the request that has the position before it
+// (its newest, or one of the last few: speculative decoding takes rejected tokens back) in a KV cell that the token may
+// look at; a cell that is written anew ends the request whose newest token lay there. With several KV streams the cells
+// of a stream follow each other, so the token continues the request whose newest cell is the one before. Where cells do
+// not tell, positions alone decide: then the request of the token before in the ubatch is taken first, unless every
+// request of the ubatch before gets one token; else a request of the ubatch before, of several (sequences in step) the
+// one whose turn came first, which is the order that llama.cpp's programs keep. A token that continues nothing (a
+// restored state, a shifted context) begins a new request too. An id that was set by hand takes every following token,
+// until another one is.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +31,7 @@ struct attention_view {
     bool            mask_f16 = false;
     size_t          n_cells  = 0;
     size_t          n_tokens = 0;
+    bool            streams  = false; // several KV streams: `mask` is not used, cells of a stream follow each other
 
     bool visible(int64_t cell, size_t token) const;
 
@@ -50,16 +54,23 @@ public:
     static constexpr uint64_t automatic = UINT64_MAX;
 
 private:
+    static constexpr int32_t n_remembered = 64; // positions that a request may be taken back by
+
     struct request {
         uint64_t id;
         int32_t  last_position;
-        int64_t  last_cell; // -1: not known
-        uint64_t last_use;  // number of the assignment
+        int32_t  first_remembered;    // oldest position in `cells`
+        int64_t  cells[n_remembered]; // by position modulo n_remembered; -1: not known
+        uint64_t last_use;            // number of the assignment
         uint32_t n_in_batch;
         uint64_t batch; // of n_in_batch
+
+        int64_t cell_at(int32_t position) const { return cells[position % n_remembered]; }
     };
 
+    bool      follows(const request & known, int32_t position, size_t token, const attention_view * attention) const;
     bool      better(const request & a, const request & b) const;
+    request * best(int32_t position, size_t token, const attention_view * attention);
     request & find(int32_t position, size_t token, const attention_view * attention);
 
     std::vector<request> requests;
@@ -68,6 +79,7 @@ private:
     uint64_t             n_batches     = 0;
     int32_t              next_position = 0; // without positions
     bool                 by_hand       = false;
+    bool                 in_step       = false; // every request of the ubatch before gets one token
     uint64_t             id_by_hand    = 0;
 };
 

@@ -19,7 +19,7 @@ namespace moecache {
 static const size_t buffer_bytes = size_t(1) << 20; // handed to the file system at once
 
 const std::string & routing_run_id() {
-    static const std::string id = [] {
+    static const std::string & id = *new std::string([] { // contexts may outlive static objects
         char         text[64];
         const time_t now = time(nullptr);
         tm           utc;
@@ -27,7 +27,7 @@ const std::string & routing_run_id() {
         const size_t n = strftime(text, sizeof(text), "%Y%m%dT%H%M%SZ", &utc);
         snprintf(text + n, sizeof(text) - n, "-%d-%04x", static_cast<int>(getpid()), std::random_device {}() & 0xffff);
         return std::string(text);
-    }();
+    }());
     return id;
 }
 

@@ -45,7 +45,8 @@ public:
 
     uint64_t    n_written() const { return written; }
     uint64_t    n_lost() const { return events.n_lost() + unwritten; } // ring full, or not stored by the file system
-    std::string error() const;                                         // of the file, "" = none
+    bool        failed() const { return error_number != 0; }
+    std::string error() const; // of the file, "" = none
 
 private:
     routing_log(const routing_log_options & options, int file);

@@ -15,14 +15,20 @@ namespace moecache {
 
 namespace {
 
+using run_fields_by_name = std::map<std::string, std::string>; // name -> JSON
+
+struct known_context : run_context {
+    run_fields_by_name fields; // set by hand before the context began, or for it since
+};
+
 struct run_state {
-    std::mutex                         mutex;
-    std::string                        created;
-    std::string                        cuda_runtime;
-    std::string                        cuda_driver;
-    bool                               has_cuda = false;
-    std::vector<run_context>           contexts;
-    std::map<std::string, std::string> fields; // by hand, name -> JSON
+    std::mutex                 mutex;
+    std::string                created;
+    std::string                cuda_runtime;
+    std::string                cuda_driver;
+    bool                       has_cuda = false;
+    std::vector<known_context> contexts;
+    run_fields_by_name         fields; // set by hand, for the next context
 };
 
 run_state & state() {
@@ -56,10 +62,10 @@ std::string cpu_name() {
 }
 
 // A field that was set by hand, else `known` (a JSON value).
-void put(json_writer & json, const run_state & s, const char * key, const std::string & name,
+void put(json_writer & json, const run_fields_by_name & fields, const char * key, const std::string & name,
          const std::string & known) {
-    const auto field = s.fields.find(name);
-    json.raw(key, field != s.fields.end() ? field->second : known);
+    const auto field = fields.find(name);
+    json.raw(key, field != fields.end() ? field->second : known);
 }
 
 void put_text(json_writer & json, const char * key, const std::string & text) {
@@ -79,13 +85,13 @@ void write_layouts(json_writer & json, const run_context & context) {
     json.end_array();
 }
 
-void write_model(json_writer & json, const run_state & s, const char * key, const run_context & context) {
+void write_model(json_writer & json, const char * key, const known_context & context) {
     json.begin_object(key);
     for (const char * name : { "file", "architecture", "quantization", "sha256" }) {
-        put(json, s, name, std::string("model.") + name, "null");
+        put(json, context.fields, name, std::string("model.") + name, "null");
     }
     json.value("fingerprint", context.fingerprint);
-    put(json, s, "n_layers", "model.n_layers", std::to_string(context.n_layers));
+    put(json, context.fields, "n_layers", "model.n_layers", std::to_string(context.n_layers));
     uint64_t n_experts = 0;
     for (const expert_layout & layout : context.layouts) {
         n_experts = layout.family == "exps" ? std::max(n_experts, layout.n_experts) : n_experts;
@@ -107,9 +113,10 @@ void write_model(json_writer & json, const run_state & s, const char * key, cons
     json.end_array().end_object();
 }
 
-void write_machine(json_writer & json, const run_state & s) {
+void write_machine(json_writer & json, const run_state & s, const std::vector<known_context> & contexts,
+                   const run_fields_by_name & fields) {
     json.begin_object("llama_cpp").value("ggml_version", MOECACHE_GGML_VERSION);
-    put(json, s, "llama_cpp_python", "llama_cpp.llama_cpp_python", "null");
+    put(json, fields, "llama_cpp_python", "llama_cpp.llama_cpp_python", "null");
     json.end_object();
     if (s.has_cuda) {
         json.begin_object("cuda");
@@ -122,7 +129,7 @@ void write_machine(json_writer & json, const run_state & s) {
     put_text(json, "cpu_name", cpu_name());
     json.begin_array("gpu_names");
     std::vector<std::string> said;
-    for (const run_context & context : s.contexts) {
+    for (const known_context & context : contexts) {
         const std::string name = context.device + ": " + context.gpu;
         if (!context.gpu.empty() && std::find(said.begin(), said.end(), name) == said.end()) {
             said.push_back(name);
@@ -141,9 +148,9 @@ void run_metadata_set(const run_context & context) {
     const auto at = std::find_if(s.contexts.begin(), s.contexts.end(),
                                  [&](const run_context & known) { return known.context_id == context.context_id; });
     if (at != s.contexts.end()) {
-        *at = context;
+        static_cast<run_context &>(*at) = context;
     } else {
-        s.contexts.push_back(context);
+        s.contexts.push_back({ context, s.fields });
     }
 }
 
@@ -156,6 +163,10 @@ std::string run_metadata_set_field(const std::string & name, const std::string &
     run_state &                 s = state();
     std::lock_guard<std::mutex> lock(s.mutex);
     s.fields[name] = json;
+    if (!s.contexts.empty()) { // a value that is found out while the newest context runs (a checksum)
+        std::string & known = s.contexts.back().fields[name];
+        known               = known.empty() || known == "null" ? json : known;
+    }
     return "";
 }
 
@@ -167,43 +178,49 @@ void run_metadata_set_cuda(const std::string & runtime, const std::string & driv
     s.cuda_driver  = driver;
 }
 
-std::string run_metadata_json() {
+std::string run_metadata_json(const std::string & folder) {
     run_state &                 s = state();
     std::lock_guard<std::mutex> lock(s.mutex);
-    json_writer                 json;
+    const std::string           wanted = !folder.empty() || s.contexts.empty() ? folder : s.contexts.back().folder;
+    std::vector<known_context>  contexts;
+    for (const known_context & context : s.contexts) {
+        if (context.folder == wanted) {
+            contexts.push_back(context);
+        }
+    }
+    const run_fields_by_name & fields = contexts.empty() ? s.fields : contexts.front().fields;
+    json_writer                json;
     json.begin_object().value("run_id", routing_run_id());
     json.begin_object("format").value("name", "ggml_moecache routing log").value("version", uint64_t(1)).end_object();
-    s.created.empty() ? json.null("created") : json.value("created", s.created);
-    if (s.contexts.empty()) {
+    put_text(json, "created", s.created);
+    if (contexts.empty()) {
         json.null("model");
     } else {
-        write_model(json, s, "model", s.contexts.front());
+        write_model(json, "model", contexts.front());
     }
     json.begin_array("contexts");
-    for (const run_context & context : s.contexts) {
-        json.begin_object()
-            .value("context_id", context.context_id)
-            .value("file", context.file)
-            .value("device", context.device);
-        if (context.fingerprint == s.contexts.front().fingerprint) {
+    for (const known_context & context : contexts) {
+        json.begin_object().value("context_id", context.context_id).value("file", context.file);
+        json.value("device", context.device).value("capacity", context.capacity);
+        if (context.fingerprint == contexts.front().fingerprint) {
             json.null("model");
         } else {
-            write_model(json, s, "model", context);
+            write_model(json, "model", context);
         }
         json.end_object();
     }
     json.end_array();
-    write_machine(json, s);
-    s.contexts.empty() ? json.null("capacity") : json.value("capacity", s.contexts.front().capacity);
+    write_machine(json, s, contexts, fields);
+    put_text(json, "capacity", contexts.empty() ? "" : contexts.front().capacity);
     for (const char * name : { "policy", "policy_parameters", "seed", "warmup_tokens", "benchmark" }) {
-        put(json, s, name, name, "null");
+        put(json, fields, name, name, "null");
     }
     json.value("moecache_version", MOECACHE_VERSION).end_object();
     return json.text();
 }
 
 std::string run_metadata_write(const std::string & folder) {
-    return file_replace(folder + "/run.json", run_metadata_json() + "\n");
+    return file_replace(folder + "/run.json", run_metadata_json(folder) + "\n");
 }
 
 } // namespace moecache

@@ -23,7 +23,8 @@ struct expert_layout {
 
 struct run_context {
     uint64_t                   context_id = 0;
-    std::string                file;        // of its log
+    std::string                folder;      // of its log; a folder's run.json tells of the contexts that log there
+    std::string                file;        // name of its log there
     std::string                device;      // "MoECache0"
     std::string                gpu;         // name of the GPU, "" for the stand-in
     std::string                fingerprint; // of the store
@@ -34,7 +35,8 @@ struct run_context {
     std::vector<int>           output_row_layers; // layers that saw output rows only
 };
 
-// Put or replace the facts of a context.
+// Put or replace the facts of a context. The fields that were set by hand until then are the context's: another model
+// may be loaded later.
 void run_metadata_set(const run_context & context);
 
 // Set a field by hand: "seed", "model.file", ... to a JSON value. Returns "" or what is wrong with the name.
@@ -43,7 +45,8 @@ std::string run_metadata_set_field(const std::string & name, const std::string &
 // Versions of CUDA, when there is a CUDA device: set once by the backend.
 void run_metadata_set_cuda(const std::string & runtime, const std::string & driver);
 
-std::string run_metadata_json();
+// run.json of a folder; "": of the folder of the newest context.
+std::string run_metadata_json(const std::string & folder = "");
 
 // Write run.json into `folder`. Returns "" or what went wrong.
 std::string run_metadata_write(const std::string & folder);

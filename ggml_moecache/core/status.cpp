@@ -100,6 +100,7 @@ void context_status::close() {
         }
     };
     closed = true;
+    any_known |= counters.n_warmup_graphs > 0; // used, if only for a warm-up
     if (current.state == context_state::idle) {
         drop([this](const auto & context) { return context.get() == this; });
         return;

@@ -113,7 +113,7 @@ static std::string assign_cells(request_tracker & tracker, std::vector<int32_t> 
             mask[token * n_cells + static_cast<size_t>(cell)] = 0.0f;
         }
     }
-    const attention_view    attention { cells.data(), mask.data(), false, n_cells, positions.size() };
+    const attention_view    attention { cells.data(), mask.data(), false, n_cells, positions.size(), false };
     std::vector<token_info> tokens;
     CHECK(attention.consistent());
     tracker.assign(positions.data(), positions.size(), tokens, &attention);
@@ -144,9 +144,48 @@ TEST(cells_tell_sequences_apart_whatever_their_positions) {
 TEST(half_precision_masks_are_read) {
     const int64_t        cells[1] = { 1 };
     const uint16_t       mask[2]  = { 0xfc00, 0x0000 };
-    const attention_view attention { cells, mask, true, 2, 1 };
+    const attention_view attention { cells, mask, true, 2, 1, false };
     CHECK(!attention.visible(0, 0));
     CHECK(attention.visible(1, 0));
     CHECK(!attention.visible(2, 0)); // no such cell
     CHECK(attention.consistent());
+}
+
+// Several KV streams: cells count through all of them (here 100 to a stream), the mask is not used.
+static std::string assign_streams(request_tracker & tracker, std::vector<int32_t> positions,
+                                  std::vector<int64_t> cells) {
+    const attention_view    attention { cells.data(), nullptr, false, 0, positions.size(), true };
+    std::vector<token_info> tokens;
+    tracker.assign(positions.data(), positions.size(), tokens, &attention);
+    std::string text;
+    for (const token_info & token : tokens) {
+        text += (text.empty() ? "" : " ") + std::to_string(token.request_id) + ":" + std::to_string(token.token_index);
+    }
+    return text;
+}
+
+TEST(streams_are_told_by_their_cells) {
+    request_tracker tracker;
+    CHECK_EQ(assign_streams(tracker, { 0, 1 }, { 0, 1 }), "0:0 0:1"); // a warm-up, then its cells anew
+    CHECK_EQ(assign_streams(tracker, { 0, 1, 2, 0, 1, 2 }, { 0, 1, 2, 100, 101, 102 }), "1:0 1:1 1:2 2:0 2:1 2:2");
+    CHECK_EQ(assign_streams(tracker, { 3, 3 }, { 103, 3 }), "2:3 1:3"); // in the other order
+    CHECK_EQ(assign_streams(tracker, { 4, 0 }, { 4, 200 }), "1:4 3:0");
+    CHECK_EQ(assign_streams(tracker, { 4 }, { 150 }), "2:4"); // a hole in the stream: positions decide
+}
+
+TEST(rejected_drafts_stay_in_their_request) {
+    request_tracker tracker;
+    CHECK_EQ(assign_cells(tracker, { 0, 1 }, { 0, 1 }, { { 0 }, { 0, 1 } }), "0:0 0:1");
+    CHECK_EQ(assign_cells(tracker, { 2, 3, 4 }, { 2, 3, 4 }, { { 0, 1, 2 }, { 0, 1, 2, 3 }, { 0, 1, 2, 3, 4 } }),
+             "0:2 0:3 0:4");
+    // 3 and 4 were rejected: position 3 again, in the same cells
+    CHECK_EQ(assign_cells(tracker, { 3, 4 }, { 3, 4 }, { { 0, 1, 2, 3 }, { 0, 1, 2, 3, 4 } }), "0:3 0:4");
+    // only the newest was rejected
+    CHECK_EQ(assign_cells(tracker, { 4 }, { 4 }, { { 0, 1, 2, 3, 4 } }), "0:4");
+}
+
+TEST(without_cells_a_prompt_after_a_warm_up_is_one_request) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0, 1 }), "0:0 0:1");
+    CHECK_EQ(assign(tracker, { 0, 1, 2, 3 }), "1:0 1:1 1:2 1:3");
 }
