@@ -149,13 +149,31 @@ def _apply(settings: dict[str, str]) -> None:
         config_set(name, value)
 
 
+class _DlInfo(ctypes.Structure):
+    _fields_ = [
+        ("file_name", ctypes.c_char_p),
+        ("file_base", ctypes.c_void_p),
+        ("symbol_name", ctypes.c_char_p),
+        ("symbol_address", ctypes.c_void_p),
+    ]
+
+
+class _RegistryEntry(ctypes.Structure):
+    """The head of ggml_backend_reg: its version, then the first of its functions."""
+
+    _fields_ = [("api_version", ctypes.c_int), ("get_name", ctypes.c_void_p)]
+
+
 def _plugin_path() -> str:
     """The plugin that this process has loaded already (GGML_BACKEND_PATH may name another copy), else ours."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no file on a disk
-        for line in maps:
-            path = line.rstrip("\n").partition("/")
-            if path[2].endswith("libggml-moecache.so"):
-                return "/" + path[2]
+    ggml = _loaded_library("libggml.so.0")
+    ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+    entry = ggml.ggml_backend_reg_by_name(b"MoECache")
+    if entry is not None:
+        info = _DlInfo()
+        function = ctypes.c_void_p(_RegistryEntry.from_address(entry).get_name)
+        if ctypes.CDLL(None).dladdr(function, ctypes.byref(info)) and info.file_name:
+            return os.fsdecode(info.file_name)
     return str(backend_path())
 
 

@@ -220,7 +220,7 @@ print([sum(context["capacity"] == wanted for context in contexts) for wanted in 
 
 def test_another_copy_of_the_plugin_is_the_one_that_is_asked(tmp_path):
     """GGML_BACKEND_PATH has loaded a copy: settings and status are the copy's."""
-    copy = tmp_path / "libggml-moecache.so"
+    copy = tmp_path / "another name.so"
     copy.write_bytes(ggml_moecache.backend_path().read_bytes())
     code = """
 import ggml_moecache, llama_cpp
