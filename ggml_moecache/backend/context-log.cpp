@@ -131,7 +131,12 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
     facts.fingerprint = text;
     facts.layouts.clear();
     for (const auto & entry : layouts) {
-        facts.layouts.push_back(entry.second);
+        const auto & types = entry.second.types;
+        const bool   logged =
+            std::any_of(types.begin(), types.end(), [](const auto & type) { return type.first == "down"; });
+        if (logged) { // a block is logged with its `down`; the user may have placed that one elsewhere
+            facts.layouts.push_back(entry.second);
+        }
     }
 }
 

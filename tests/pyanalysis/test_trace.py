@@ -115,6 +115,12 @@ def test_check_compares_the_layers_of_a_directory_with_run_json(trace, log):
     assert status == 1
     assert "missing layers: no event of layer 2 of run.json's moe_layers" in out
     assert "events of layer 1, which run.json's moe_layers does not have" in out
+    # An event that is known to be lost may have been its layer's only one.
+    (log.parent / "run.json").write_text(json.dumps(logs.run_json(moe_layers=[0, 1, 2])))
+    log.write_text(logs.text_of([*logs.base_events(), logs.overflow(2, 1), logs.end(10, 1)]))
+    assert trace("check", "log")[0] == 0
+    log.write_text(logs.text_of(logs.base_log()))
+    assert trace("check", "log")[0] == 1
     # With the second device's log beside it the layers are complete.
     (log.parent / "run.json").write_text(json.dumps(logs.run_json(moe_layers=[0, 1, 2])))
     other = [{**r, "context_id": 1, **({"layer_id": 2} if "layer_id" in r else {})} for r in logs.base_log()]
