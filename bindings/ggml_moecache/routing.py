@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -177,19 +178,24 @@ class RoutingRing:
 def set_request_id(llm: Llama, request_id: int | None) -> None:
     """Name the request of the tokens that follow in the routing log; None: told by their positions again.
 
-    Raises ConfigError for a negative or too large id, BackendError if `llm` is no model of `load_model`.
+    Raises ConfigError for an id that is no whole number of 64 bits, BackendError if `llm` is no model of `load_model`.
     """
     context_id = getattr(llm, "_moecache_context_id", None)
     if context_id is None:
         raise BackendError("The 'llm' parameter of set_request_id must be a model that load_model has returned.")
-    if request_id is not None and not 0 <= request_id < _AUTOMATIC:
-        raise ConfigError(
-            f"The 'request_id' parameter of set_request_id must be None or between 0 and {_AUTOMATIC - 1}. "
-            f"Got {request_id!r} instead."
-        )
-    message = _plugin.c_api().moecache_set_request_id(context_id, _AUTOMATIC if request_id is None else request_id)
+    value = _AUTOMATIC if request_id is None else _as_request_id(request_id)
+    message = _plugin.c_api().moecache_set_request_id(context_id, value)
     if message is not None:
         raise BackendError(message.decode())
+
+
+def _as_request_id(value: object) -> int:
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and 0 <= index(value) < _AUTOMATIC:
+        return index(value)
+    raise ConfigError(
+        f"The 'request_id' parameter of set_request_id must be None or a whole number from 0 to {_AUTOMATIC - 1}. "
+        f"Got {value!r} instead."
+    )
 
 
 def run_metadata() -> dict[str, Any]:

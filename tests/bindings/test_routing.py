@@ -96,7 +96,7 @@ def test_request_ids_by_hand(llm):
     ring = ggml_moecache.RoutingRing(llm)
     ggml_moecache.set_request_id(llm, 41)
     llm.eval(TOKENS[:2])
-    ggml_moecache.set_request_id(llm, 42)
+    ggml_moecache.set_request_id(llm, np.uint64(42))
     llm.eval(TOKENS[2:3])
     ggml_moecache.set_request_id(llm, None)
     llm.reset()
@@ -107,7 +107,7 @@ def test_request_ids_by_hand(llm):
         (42, 2),
         (43, 0),
     ]
-    for bad in (-1, 2**64):
+    for bad in (-1, 2**64 - 1, 2**64, 1.5, "7", True):
         with pytest.raises(errors.ConfigError, match="request_id"):
             ggml_moecache.set_request_id(llm, bad)
 
