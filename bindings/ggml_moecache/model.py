@@ -48,6 +48,24 @@ def check_capacity(capacity: int | str | None) -> str | None:
     raise ConfigError(f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead.")
 
 
+def _check_live_log(settings: dict[str, str]) -> None:
+    def in_force(name: str) -> str:
+        return settings.get(name) or _plugin.config_get(name)
+
+    if in_force("GGML_MOECACHE_LOG_LIVE") != "1":
+        return
+    if folder := in_force("GGML_MOECACHE_LOG"):
+        raise ConfigError(
+            "The 'live_log' parameter of load_model must be False when 'log' or GGML_MOECACHE_LOG names a folder "
+            f"({folder}): the ring has one consumer. Got True instead."
+        )
+    if in_force("GGML_MOECACHE_LOG_FULL") == "wait":
+        raise ConfigError(
+            "The 'log_full' parameter of load_model must be 'drop' with 'live_log': the consumer may be the thread "
+            "that waits. Got 'wait' instead."
+        )
+
+
 @contextlib.contextmanager
 def _settings(settings: dict[str, str]) -> Iterator[None]:
     """Variables of the plugin, in force inside the block: a context reads them when it is created."""
@@ -134,7 +152,7 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` is neither 0 nor 'all', or a setting of the log is out of its range.
+        `capacity` is neither 0 nor 'all', or a setting of the log is out of its range or excludes another.
     ModelFileError
         The file is missing, truncated or not a GGUF.
     MissingDependencyError
@@ -165,6 +183,7 @@ def load_model(
     registry = _plugin.Registry()
     registry.load_stock_backends(llama_library_dir() or Path(str(module.__file__)).parent / "lib")
     registry.load_plugin()
+    _check_live_log(settings)
     address = registry.device(device)
     if address is None or not device.startswith("MoECache"):
         names = [d["name"] for d in registry.devices() if d["name"].startswith("MoECache")]

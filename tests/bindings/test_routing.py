@@ -112,6 +112,16 @@ def test_request_ids_by_hand(llm):
             ggml_moecache.set_request_id(llm, bad)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"), [({"log": "folder"}, "live_log.*folder.*one consumer"), ({"log_full": "wait"}, "log_full")]
+)
+def test_the_live_ring_excludes_a_folder_and_waiting(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.ConfigError, match=words):
+        ggml_moecache.load_model(live_log=True, verbose=False, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_of_llama_cpp_has_no_ring():
     with pytest.raises(errors.BackendError, match="load_model"):
         ggml_moecache.RoutingRing(object())
