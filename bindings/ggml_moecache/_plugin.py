@@ -96,8 +96,9 @@ class Registry:
 
     def load_stock_backends(self, folder: Path) -> None:
         """Load llama.cpp's own backends from `folder` in a GGML_BACKEND_DL build, which has none until then."""
-        if self._ggml.ggml_backend_dev_count() == 0:
-            self._ggml.ggml_backend_load_all_from_path(str(folder).encode())
+        with _registry_lock:
+            if self._ggml.ggml_backend_dev_count() == 0:
+                self._ggml.ggml_backend_load_all_from_path(str(folder).encode())
 
     def load_plugin(self, **settings: str) -> None:
         """Apply `settings` (variables of the plugin) and load libggml-moecache.so, once per process.
