@@ -103,6 +103,22 @@ static uint64_t count_layers(const ggml_cgraph * graph) {
     return n_layers;
 }
 
+// An MoE layer is logged with its `down`; the user may have placed that weight elsewhere and left others in the store.
+static void warn_of_layers_without_down(const ggml_cgraph * graph, const device_context * device) {
+    std::map<std::pair<int, int>, bool> has_down;
+    for (const auto & entry : stored_weights(graph, device)) {
+        expert_name name;
+        expert_name_parse(entry.first.c_str(), name);
+        has_down[{ name.layer, name.family }] |= name.role == expert_role::down;
+    }
+    for (const auto & entry : has_down) {
+        if (!entry.second) {
+            GGML_LOG_WARN("moecache: layer %d is not in the routing log: its ffn_down_%s was placed elsewhere\n",
+                          entry.first.first, expert_family_name(entry.first.second));
+        }
+    }
+}
+
 void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
     const device_context * device = device_get(dev);
     facts.context_id              = status->context_id();
@@ -134,7 +150,7 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
         const auto & types = entry.second.types;
         const bool   logged =
             std::any_of(types.begin(), types.end(), [](const auto & type) { return type.first == "down"; });
-        if (logged) { // a block is logged with its `down`; the user may have placed that one elsewhere
+        if (logged) {
             facts.layouts.push_back(entry.second);
         }
     }
@@ -160,6 +176,7 @@ static std::string choose_file_name(const std::string & folder, uint64_t context
 }
 
 std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph) {
+    warn_of_layers_without_down(graph, device_get(dev));
     size_t k_max = 1;
     for (const moe_block & block : plan.walk.blocks) {
         k_max = std::max(k_max, static_cast<size_t>(block.ids->ne[0]));

@@ -180,6 +180,18 @@ def test_a_cut_block_is_logged_once(build: Build, tmp_path: Path, capacity: str)
     assert content(cut) == content(whole)
 
 
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_a_block_without_its_down_weight_is_named_and_not_logged(build: Build, tmp_path: Path, capacity: str) -> None:
+    """`-ot` puts the last expert weight of layer 1 of 2 on the CPU: its line says so, run.json leaves the layer out."""
+    options = ModelOptions(str(model_path("mixtral", "Q4_0")), overrides=((r"blk\.1\.ffn_down_exps", "CPU"),))
+    plan = Plan(options, (prefill_and_decode(7),))
+    result, log = run_logged(build, plan, tmp_path / "log", capacity, MOECACHE_REQUIRE="")
+    assert {event["layer_id"] for event in log.events} == {0}
+    assert log.metadata["model"]["moe_layers"] == [0]
+    assert "layer 1 is not in the routing log: its ffn_down_exps was placed elsewhere" in result.log
+    assert "layer 0 is not" not in result.log
+
+
 def test_warm_up_graphs_are_not_logged(build: Build, tmp_path: Path) -> None:
     """llama_set_warmup routes to all experts: no routing decision."""
     tokens = token_stream(8)
