@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ def run(given: argparse.Namespace) -> int:
     """Run the measurement and print its table. Raises MoeCacheError for anything that cannot work."""
     from pyanalysis import bench_log  # noqa: PLC0415 - each command imports only what it needs
     from pyanalysis import run as program  # noqa: PLC0415
+    from pyanalysis.llama_bench import BenchError  # noqa: PLC0415
 
     if given.rounds < 1:
         raise ConfigError(
@@ -50,11 +50,12 @@ def run(given: argparse.Namespace) -> int:
     model = read_model(given.model or ggml_moecache.embedded_model()).path
     folder = program.program_dir()
     environment = program.environment_for(program.RunRequest(capacity=given.capacity), folder)
-    variables = {k: v for k, v in environment.items() if k.startswith("GGML_MOECACHE_") and os.environ.get(k) != v}
+    # The caller's own settings count in both arms, but where the log goes is what differs between them.
+    variables = {k: v for k, v in environment.items() if k.startswith("GGML_MOECACHE_") and k != "GGML_MOECACHE_LOG"}
     setup = bench_log.Setup(folder, ggml_moecache.backend_path(), model, given.options.split(), variables)
     try:
         rounds = bench_log.measure(setup, given.rounds)
-    except bench_log.BenchError as error:
+    except BenchError as error:
         raise BackendError(str(error)) from error
     print(bench_log.report(rounds, as_json=given.json))
     sys.stdout.flush()

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-
-class BenchError(RuntimeError):
-    """llama-bench ended with an error; the message holds the command and its last lines."""
+from pyanalysis.llama_bench import run_llama_bench
 
 
 @dataclass
@@ -47,20 +43,10 @@ class Round:
 
 def run_bench(setup: Setup, log: Path | None, status: Path) -> dict[str, float]:
     """Tokens per second by test of one llama-bench run. Raises BenchError."""
-    command = [str(setup.llama_bin / "llama-bench"), "-m", str(setup.model), "-dev", "MoECache0", "-o", "jsonl"]
-    command += setup.options
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_MOECACHE_", "GGML_BACKEND_PATH"))}
-    environment = kept | setup.variables | {"GGML_BACKEND_PATH": str(setup.plugin), "GGML_MOECACHE_STATUS": str(status)}
+    variables = {**setup.variables, "GGML_BACKEND_PATH": str(setup.plugin), "GGML_MOECACHE_STATUS": str(status)}
     if log is not None:
-        environment["GGML_MOECACHE_LOG"] = str(log)
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise BenchError(f"{' '.join(command)} ended with status {result.returncode}:\n{result.stderr[-2000:]}")
-    speeds = {}
-    for line in result.stdout.splitlines():
-        row = json.loads(line)
-        speeds[f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"] = float(row["avg_ts"])
-    return speeds
+        variables["GGML_MOECACHE_LOG"] = str(log)
+    return run_llama_bench(setup.llama_bin, ["-m", str(setup.model), "-dev", "MoECache0", *setup.options], variables)
 
 
 def measure(setup: Setup, n_rounds: int) -> list[Round]:
@@ -105,7 +91,7 @@ def report(rounds: list[Round], *, as_json: bool) -> str:
 
 
 def main() -> int:
-    """Without the package: all paths by hand."""
+    """`python3 -m pyanalysis.bench_log` where the package is not installed: all paths by hand."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-bin", type=Path, required=True)
     parser.add_argument("--plugin", type=Path, required=True)

@@ -4,8 +4,8 @@
 Every arm runs once per round, in turn, so that a drift of the machine meets all of them; the table gives the median
 over the rounds, its spread, and the ratio to full load of the same round. Needs Python and a CUDA build of llama.cpp.
 
-Examples:
-  compare_placements.py --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --rounds 3 --json out.json
+Examples (from the project's root):
+  python3 -m scripts.gpu.compare_placements --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --json out.json
 
 """
 
@@ -15,10 +15,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from pyanalysis.llama_bench import BenchError, run_llama_bench
 
 # name: (llama-bench options, environment); {device} is the stock device, {ours} the one of this project
 ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -34,21 +35,14 @@ def run_arm(arguments: argparse.Namespace, name: str, status: Path) -> dict[str,
     """Tokens per second by test ("pp512", "tg128") of one llama-bench run."""
     options, variables = ARMS[name]
     names = {"device": arguments.device, "ours": arguments.ours}
-    command = [str(arguments.llama_bin / "llama-bench"), "-m", str(arguments.model), "-ngl", "99", "-o", "jsonl"]
-    command += [option.format(**names) for option in options] + arguments.options.split()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_MOECACHE_", "GGML_BACKEND_PATH"))}
+    options = ["-m", str(arguments.model), "-ngl", "99", *(option.format(**names) for option in options)]
     if variables:
-        environment |= {"GGML_BACKEND_PATH": str(arguments.plugin), "GGML_MOECACHE_STATUS": str(status), **variables}
-        environment["MOECACHE_REQUIRE"] = "1"
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise SystemExit(f"{name}: {' '.join(command)} ended with {result.returncode}:\n{result.stderr[-2000:]}")
-    speeds = {}
-    for line in result.stdout.splitlines():
-        row = json.loads(line)
-        test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
-        speeds[test] = float(row["avg_ts"])
-    return speeds
+        plugin = {"GGML_BACKEND_PATH": str(arguments.plugin), "GGML_MOECACHE_STATUS": str(status)}
+        variables = {**variables, **plugin, "MOECACHE_REQUIRE": "1"}
+    try:
+        return run_llama_bench(arguments.llama_bin, options + arguments.options.split(), variables)
+    except BenchError as error:
+        raise SystemExit(f"{name}: {error}") from None
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:

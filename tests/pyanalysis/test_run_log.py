@@ -15,6 +15,7 @@ import pytest
 
 from ggml_moecache import embedded_model
 from pyanalysis import bench_log
+from pyanalysis.llama_bench import BenchError
 from pyanalysis.traces import read_trace
 
 MOECACHE = Path(sys.executable).with_name("moecache")
@@ -92,6 +93,17 @@ def test_bench_log_compares_both_arms():
     assert "must be at least 1. Got 0 instead." in refused.stderr
 
 
+def test_bench_log_keeps_the_settings_of_the_shell(monkeypatch, tmp_path):
+    """Without the shell's GGML_MOECACHE_STANDIN there is no device here; its log would be written in both arms."""
+    monkeypatch.setenv("GGML_MOECACHE_STANDIN", "1")
+    monkeypatch.setenv("GGML_MOECACHE_LOG", str(tmp_path / "mine"))
+    result = moecache("bench", "log", "--rounds", "1", "--options", "-p 0 -n 2 -r 1 -t 1", "--json")
+    assert result.returncode == 0, result.stderr
+    (one,) = json.loads(result.stdout)
+    assert one["n_events"] == (2 + 1) * 8  # 2 tokens and one of llama-bench's warm-up, 8 layers
+    assert not (tmp_path / "mine").exists()
+
+
 def test_the_table_shows_the_cost_in_percent():
     """90 instead of 100 and 95 instead of 100 tokens per second: 10 % and 5 %, median 7.5 %."""
     rounds = [
@@ -111,5 +123,5 @@ def test_a_failing_llama_bench_is_one_error(tmp_path):
     program = tmp_path / "llama-bench"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
-    with pytest.raises(bench_log.BenchError, match="ended with status 1"):
+    with pytest.raises(BenchError, match="ended with status 1"):
         bench_log.run_bench(bench_log.Setup(tmp_path, tmp_path / "p", tmp_path / "m"), None, tmp_path / "s")
