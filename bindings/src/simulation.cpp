@@ -276,7 +276,7 @@ void bind_simulation(nb::module_ & m) {
     m.def(
         "one_pass",
         [](const bound_stream & s, bool per_column, const std::string & policy, const sim_options & options) {
-            return sweeps_in_one_pass(cache_geometry::make(s.columns, per_column), parse(policy, 0), options);
+            return sweeps_in_one_pass(s.stream, cache_geometry::make(s.columns, per_column), parse(policy, 0), options);
         },
         nb::arg("stream"), nb::arg("per_column"), nb::arg("policy"), nb::arg("options"),
         "Whether simulate() takes one pass for all capacities.");

@@ -34,8 +34,8 @@ policy_entry cumulative_lfu_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, cumulative_ranker(make_use_counts(in)), out);
              },
-             [](const policy_inputs & in) {
-                 return make_ranked_one_pass(in, cumulative_ranker(make_use_counts(in)));
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, cumulative_ranker(make_use_counts(in)));
              } };
 }
 

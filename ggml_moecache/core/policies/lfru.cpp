@@ -66,7 +66,9 @@ policy_entry lfru_entry() {
                                      1, 1e6, "U: one use outweighs so many tokens of age" } }),
           false },
         [](const policy_inputs & in, std::unique_ptr<policy> & out) { return make_ranked(in, make_ranker(in), out); },
-        [](const policy_inputs & in) { return make_ranked_one_pass(in, make_ranker(in)); }
+        [](const policy_inputs & in, size_t n_capacities) {
+            return make_ranked_engine(in, n_capacities, make_ranker(in));
+        }
     };
 }
 

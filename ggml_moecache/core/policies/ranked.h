@@ -14,6 +14,7 @@
 #include "core/policies/rank-heap.h"
 #include "core/policies/residency.h"
 #include "core/policies/table.h"
+#include "core/sim/one-pass.h"
 
 #include <algorithm>
 #include <utility>
@@ -137,13 +138,18 @@ std::string make_ranked(const policy_inputs & in, Ranker ranker, std::unique_ptr
     return "";
 }
 
+// A pass costs up to the depth of each expert, a heap the logarithm of it: measured, see DECISIONS.md.
+constexpr uint32_t most_items_in_one_pass = 1024;
+
 template <class Ranker>
-std::unique_ptr<one_pass> make_ranked_one_pass(const policy_inputs & in, Ranker ranker) {
-    if (in.spec.real("payback") > 0) {
-        return nullptr; // it compares a newcomer with the victim of one capacity
+std::unique_ptr<engine> make_ranked_engine(const policy_inputs & in, size_t n_capacities, Ranker ranker) {
+    const auto & items = in.geometry.items_of_budget;
+    const bool small = std::all_of(items.begin(), items.end(), [](uint32_t n) { return n <= most_items_in_one_pass; });
+    if (n_capacities < 2 || !small || in.spec.real("payback") > 0) {
+        return nullptr;
     }
     admission_filter filter(in.spec, in.geometry.n_items());
-    return std::make_unique<ranked_one_pass<Ranker>>(in.geometry, std::move(ranker), std::move(filter));
+    return std::make_unique<one_pass<Ranker>>(in.geometry, std::move(ranker), std::move(filter));
 }
 
 } // namespace moecache

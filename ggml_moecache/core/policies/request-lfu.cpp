@@ -49,7 +49,9 @@ policy_entry request_lfu_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, request_ranker(make_use_counts(in)), out);
              },
-             [](const policy_inputs & in) { return make_ranked_one_pass(in, request_ranker(make_use_counts(in))); } };
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, request_ranker(make_use_counts(in)));
+             } };
 }
 
 } // namespace moecache
