@@ -195,7 +195,8 @@ static void bind_policies(nb::module_ & m) {
         .def_ro("name", &policy_info::name)
         .def_ro("summary", &policy_info::summary)
         .def_ro("parameters", &policy_info::parameters)
-        .def_ro("needs_future", &policy_info::needs_future, "It can be simulated, not run.");
+        .def_ro("needs_future", &policy_info::needs_future, "It can be simulated, not run.")
+        .def_ro("per_access_only", &policy_info::per_access_only, "It exists for comparisons in per-access replay.");
     m.def(
         "policies",
         [] {

@@ -2,6 +2,7 @@
 //
 // A Ranker is what one policy adds:
 //   static constexpr bool never_falls   the rank of an expert only rises while it is in the content
+//   static constexpr bool drifts        ranks change with time alone, by no rule that changed() could follow
 //   bool begin(event, changed)          the clock moves to the event; changed(item) for each item whose rank thereby
 //                                       fell or rose; true: any rank may have changed
 //   void use(item, event, position)     the event uses `item`, its position-th expert
@@ -52,15 +53,26 @@ public:
             ranker.use(item, event, position);
             if (place_of_item[item] == rank_heap::absent) {
                 newcomers.push_back({ {}, item });
-            } else if (!Ranker::never_falls) {
+            } else if (!Ranker::never_falls && !Ranker::drifts) {
                 heap.update(item, ranker.of(item));
             }
         }
         if (newcomers.empty() || n_slots == 0) {
             return;
         }
+        if (Ranker::drifts) {
+            heap.rebuild(rank_of);
+        }
+        ranked_item best = { { INT64_MIN, INT64_MIN }, no_item };
         for (ranked_item & newcomer : newcomers) {
             newcomer.rank = ranker.of(newcomer.item);
+            best          = best.worse_than(newcomer) ? newcomer : best;
+        }
+        if (Ranker::never_falls) {
+            heap.settle(rank_of);
+        }
+        if (heap.size() == n_slots && !(heap.worst().rank < best.rank)) {
+            return; // most events of a warm cache
         }
         std::sort(newcomers.begin(), newcomers.end(),
                   [](const ranked_item & a, const ranked_item & b) { return b.worse_than(a); });
