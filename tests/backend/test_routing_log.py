@@ -68,6 +68,12 @@ def stock_rows(result: Result, scenario: str, step: int, layer: int, top_k: int)
     return ids, weights
 
 
+def by_expert(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The experts of each row in rising order, with their weights."""
+    order = np.argsort(ids, axis=1)
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(weights, order, axis=1)
+
+
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("family", [*(name for name in MOE_FAMILIES if name != "grovemoe"), "trained"])
 def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, capacity: str) -> None:
@@ -90,10 +96,18 @@ def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, c
         ids = np.concatenate([part[0] for part in parts])
         weights = np.concatenate([part[1] for part in parts])
         assert [event["token_index"] for event in logged[layer]] == list(range(202))
-        np.testing.assert_array_equal([event["expert_ids"] for event in logged[layer]], ids)
+        logged_ids = np.array([event["expert_ids"] for event in logged[layer]])
         logged_weights = np.array([event["router_weights"] for event in logged[layer]], dtype=np.float32)
-        # A callback cuts the graph, and on a GPU the fused kernels with it: rounding differs, more so in later layers.
-        rtol = 1e-4 if reference_device() else 0
+        rtol = 0.0
+        if reference_device():
+            # A callback cuts the graph, and on a GPU the fused kernels with it: rounding differs, more so in later
+            # layers, and two experts with equal weights may change places. So each expert's weight is compared. The
+            # trained model's activations are large: rounded to 8 bits for its Q4_0 weights they differ visibly.
+            rtol = 2e-2 if family == "trained" else 1e-4
+            assert np.all(np.diff(logged_weights, axis=1) <= rtol * logged_weights[:, 1:])
+            logged_ids, logged_weights = by_expert(logged_ids, logged_weights)
+            ids, weights = by_expert(ids, weights)
+        np.testing.assert_array_equal(logged_ids, ids)
         np.testing.assert_allclose(logged_weights, weights, rtol=rtol, atol=0)
     assert {event["phase"] for event in log.events if event["token_index"] < 200} == {"prefill"}
     assert {event["phase"] for event in log.events if event["token_index"] >= 200} == {"decode"}
