@@ -15,6 +15,7 @@ from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.run_fields import file_sha256
+from pyanalysis import run_top1
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
 _DEVICE_OPTIONS = {"-dev", "--device"}
@@ -40,6 +41,7 @@ class RunRequest:
     model: Path | None = None
     capacity: str | None = None
     log: Path | None = None
+    top1_every: int | None = None
     show_command: bool = False
     llama_options: list[str] = field(default_factory=list)
 
@@ -53,7 +55,7 @@ def parse(arguments: list[str]) -> RunRequest:
     rest = iter(arguments)
     for argument in rest:
         name, equals, inline = argument.partition("=")
-        if name in ("-m", "--model", "--capacity", "--log") and (equals == "" or name.startswith("--")):
+        if name in ("-m", "--model", "--capacity", "--log", "--top1-every") and (equals == "" or name.startswith("--")):
             value = inline if equals else next(rest, None)
             if value is None:
                 raise ConfigError(f"{name} needs a value")
@@ -61,6 +63,8 @@ def parse(arguments: list[str]) -> RunRequest:
                 request.capacity = value
             elif name == "--log":
                 request.log = Path(value)
+            elif name == "--top1-every":
+                request.top1_every = _count(name, value)
             else:
                 request.model = Path(value)
         elif argument == "--show-command":
@@ -71,7 +75,18 @@ def parse(arguments: list[str]) -> RunRequest:
         raise ConfigError(
             f"The '--capacity' option of moecache run must be 0 or all. Got {request.capacity!r} instead."
         )
+    if request.top1_every is not None and (request.log is None or request.show_command):
+        need, what = (
+            ("needs", "--log DIR") if request.log is None else ("excludes", "--show-command: no program is run")
+        )
+        raise ConfigError(f"--top1-every {need} {what}")
     return request
+
+
+def _count(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()) or int(value) < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")
+    return int(value)
 
 
 def command_for(request: RunRequest, model: Path, program: Path, help_text: str) -> list[str]:
@@ -163,6 +178,12 @@ def prepare(request: RunRequest) -> tuple[list[str], dict[str, str]]:
 def run(arguments: list[str]) -> int:
     """Run llama-completion and return its exit status. Raises MoeCacheError for anything that cannot work."""
     request = parse(arguments)
+    if request.log is not None and request.top1_every is not None:
+        check_new_log(request.log)
+        options = request.llama_options
+        status = run_top1.run(request.model, request.capacity, request.log, request.top1_every, options)
+        describe_log(request.log, request.model or ggml_moecache.embedded_model())
+        return status
     command, environment = prepare(request)
     if request.show_command:
         settings = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]

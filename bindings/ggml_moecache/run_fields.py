@@ -24,8 +24,8 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def describe_run(file: ModelFile, seed: int | None) -> None:
-    """Set the fields of run.json that belong to `file`.
+def describe_run(file: ModelFile, seed: int | None, top1_every: int | None) -> None:
+    """Set the fields of run.json that belong to `file` and to the arguments of load_model.
 
     The checksum of a large model takes a while, so it is computed beside the run: it is in the file that is written
     when the log is closed, and null there if the model was closed before it was ready.
@@ -34,6 +34,7 @@ def describe_run(file: ModelFile, seed: int | None) -> None:
     set_run_field("model.architecture", file.architecture)
     set_run_field("model.n_layers", file.n_layers)
     set_run_field("seed", seed)
+    set_run_field("top1_every", top1_every)
     set_run_field("llama_cpp.llama_cpp_python", importlib.metadata.version("llama-cpp-python"))
     set_run_field("model.sha256", None)
     threading.Thread(

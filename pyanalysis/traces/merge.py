@@ -204,6 +204,8 @@ def _common(traces: list[Trace]) -> Metadata:
     }
     metadata.pop("contexts", None)
     metadata.pop("edits", None)
+    if not all(run_json.has_timings(trace.metadata) for trace in traces):
+        metadata["timings"] = False
     runs = [{"run_id": t.run_id, "context_id": t.context_id, "edits": t.metadata.get("edits") or []} for t in traces]
     digest = hashlib.sha256(repr(runs).encode()).hexdigest()[:12]
     return run_json.edited({**metadata, "run_id": f"merged-{digest}"}, "merge", runs=runs)

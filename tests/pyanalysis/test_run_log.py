@@ -47,6 +47,48 @@ def test_run_logs_a_whole_request(tmp_path):
     assert again.stderr.splitlines()[-1].startswith(f"moecache: error: {folder} holds the log of another run")
 
 
+def test_run_records_top1_tokens(tmp_path):
+    """6 tokens of prompt and 6 generated ones, of which the last is not computed; 0, 4 and 8 are sampled."""
+    folder = tmp_path / "log"
+    arguments = ("-p", "SQLite is a library that", "-n", "6", "--temp", "0")
+    result = moecache("run", *arguments, "--log", str(folder), "--top1-every", "4")
+    assert result.returncode == 0, result.stderr
+    assert "moecache: top1_token is recorded for one token in 4: this run gives no timings" in result.stderr
+    stock = moecache("run", *arguments)
+    assert result.stdout.strip() == stock.stdout.strip()
+    trace = read_trace(folder)
+    assert sorted(set(trace.token[trace.top1 >= 0])) == [0, 4, 8]
+    assert (trace.top1 >= 0).sum() == 3 * 8
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["top1_every"], run["timings"]) == (4, False)
+    assert run["model"]["sha256"] == hashlib.sha256(embedded_model().read_bytes()).hexdigest()
+    shown = moecache("trace", "show", str(folder))
+    assert "top1      recorded on 24 events\ntimings   none" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--top1-every", "4"), "--top1-every needs --log DIR"),
+        (("--top1-every", "x", "--log", "new"), "--top1-every must be a whole number of at least 1. Got 'x' instead."),
+        (("--top1-every", "0", "--log", "new"), "Got '0' instead."),
+        (("--top1-every=4", "--log", "new", "--show-command"), "--top1-every excludes --show-command"),
+        (("--top1-every=4", "--log", "new", "-fa", "off"), "-fa cannot be used. A stock program has no eval callback"),
+        (("--top1-every=4", "--log", "new", "-n", "0"), "-n must be a number of tokens, or -1"),
+        (("--top1-every=4", "--log", "new", "-n"), "-n needs a value"),
+        (("--top1-every=4", "--log", "new", "-c", "8", "-p", "SQLite is a library that you may use for free" * 3),
+         "tokens, more than -c 8 leaves room for; raise -c"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_top1_every(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = moecache("run", *(() if "-p" in arguments else ("-p", "x")), *arguments)
+    assert result.returncode == 2
+    (error,) = [text for text in result.stderr.splitlines() if "error" in text]
+    assert error.startswith("moecache: error: ")
+    assert words in error
+
+
 def test_a_log_folder_that_is_a_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("mine")
