@@ -103,7 +103,7 @@ EVENTS = {
     "decode_of_first_token": (changed(1, phase="decode"), 1,
                               "phase is decode, but request 0, token 0, layer 0 is the first token"),
     "decode_in_a_prompt": (changed(2, phase="decode"), 2,
-                           "phase is decode, but request 0, token 1, layer 0 is not the only token of its request"),
+                           "phase is decode, but another event of request 0 in ubatch 0 says prefill"),
 }  # fmt: skip
 
 
@@ -323,7 +323,7 @@ def test_missing_paths(tmp_path):
 def test_directory_of_several_logs_is_not_read_in_part(tmp_path):
     log = logs.write(tmp_path, logs.base_log())
     (tmp_path / "routing-1.jsonl").write_bytes(log.read_bytes())
-    with pytest.raises(traces.TraceError, match=r"holds 2 logs \(routing\.jsonl, routing-1\.jsonl\); name one of them"):
+    with pytest.raises(traces.TraceError, match=r"holds 2 logs \(routing\.jsonl, routing-1\.jsonl\): name one of them"):
         traces.read_trace(tmp_path)
 
 

@@ -127,3 +127,11 @@ def test_gini_is_half_the_relative_mean_absolute_difference(counts):
     x = np.array(counts)
     by_definition = np.abs(x[:, None] - x[None, :]).sum() / (2 * len(x) ** 2 * x.mean())
     assert summary.gini(x) == pytest.approx(by_definition, abs=1e-12)
+
+
+def test_a_verified_draft_is_decode(tmp_path):
+    """Positions 3 and 4 of the base log as one ubatch: a token and its draft."""
+    log = [{**e, "batch_id": min(e["batch_id"], 1)} for e in logs.base_events()]
+    log.sort(key=lambda e: (e["batch_id"], e["layer_id"], e["token_index"]))
+    found = summary.summarize(traces.read_trace(logs.write(tmp_path, [*log, logs.end()])))
+    assert (found.n_prefill_tokens, found.n_decode_tokens, found.n_batches) == (3, 2, 2)
