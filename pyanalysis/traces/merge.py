@@ -147,8 +147,8 @@ def _same_tokens(one: Trace, other: Trace) -> None:
     place = int(differs[0]) if differs.size else n
     ubatch = min(int(tokens[place, 0]) for tokens in seen if place < len(tokens))
     reason = (
-        f"has other tokens in ubatch {ubatch} than {one.path.name}: these are not devices of one context. The context of "
-        "a draft model or an MTP layer has ubatches, and a cache, of its own: use its log by itself"
+        f"has other tokens in ubatch {ubatch} than {one.path.name}: these are not devices of one context. The context "
+        "of a draft model or an MTP layer has ubatches, and a cache, of its own: use its log by itself"
     )
     raise TraceError(other.path, None, reason)
 

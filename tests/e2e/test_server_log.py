@@ -1,4 +1,4 @@
-"""llama-server with the model's own MTP layer as draft: two contexts, two logs, counted against the server's answers."""
+"""llama-server with the model's own MTP layer as draft: two contexts, two logs, counted against its answers."""
 
 from __future__ import annotations
 
