@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from ggml_moecache.errors import ModelFileError
 
@@ -53,6 +53,18 @@ class ModelFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
+    def quantization(self) -> str | None:
+        """The file type, such as "Q4_K_M" or "F16"; None: the file does not say, or not in a way that is known."""
+        value = self.metadata.get("general.file_type")
+        if not isinstance(value, int) or value & LlamaFileType.GUESSED:
+            return None
+        try:
+            name: str = LlamaFileType(value).name
+        except ValueError:
+            return None
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def _arch_int(self, key: str) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}")
