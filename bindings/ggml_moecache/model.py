@@ -14,7 +14,7 @@ from ggml_moecache._paths import embedded_model, llama_library_dir
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.logit_lens import LogitLens
-from ggml_moecache.run_fields import describe_run
+from ggml_moecache.run_fields import check_new_log, describe_run
 from ggml_moecache.top1 import Top1Recorder
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` is neither 0 nor 'all', or a setting of the log is out of its range or excludes another, or
+        `capacity` is neither 0 nor 'all', a setting of the log is out of its range or excludes another, the folder of
+        `log` cannot take a log, or
         `log_top1_every` does not know how this model makes logits of a hidden state.
     ModelFileError
         The file is missing, truncated or not a GGUF.
@@ -253,6 +254,10 @@ def load_model(
         every, folder = _check_top1(log_top1_every, log, log_full, llama_kwargs)
         top1 = Top1Recorder(LogitLens(file), frozenset(file.expert_sizes_bytes()), every, folder)
         arguments["no_perf"] = True
+    if log == "":
+        raise ConfigError("The 'log' parameter of load_model must name a folder. Got '' instead.")
+    if log is not None:
+        check_new_log(Path(log))
     if log is not None or _plugin.config_get("GGML_MOECACHE_LOG"):
         describe_run(file, seed=llama_kwargs.get("seed"), top1_every=log_top1_every)
     try:

@@ -38,6 +38,9 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
     follow one another, with requests and ubatches counted on and a run_id of their own. Memory: the columns of all
     traces. Raises TraceError, naming the log that does not fit.
     """
+    for index, source in enumerate(sources):
+        if source.resolve() in [before.resolve() for before in sources[:index]]:
+            raise TraceError(source, None, "is named twice: merge needs different logs")
     traces = [read_trace(source) for source in sources]
     for trace in traces:
         if trace.n_events == 0:

@@ -156,7 +156,10 @@ def test_log_of_a_killed_process_is_read_up_to_its_last_complete_line(tmp_path):
     trace = traces.read_trace(log)
     assert trace.n_events == 10
     assert not trace.complete
-    assert trace.notes == ("line 11 is cut off and left out", "no end record: the process was killed, or still runs")
+    assert trace.notes == (
+        "line 11 is cut off and left out",
+        "no end record: the process was killed or still runs, or the disk was full",
+    )
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
@@ -300,6 +303,15 @@ def test_npz(tmp_path, arrays, reason):
         traces.read_trace(path)
     assert caught.value.problem.path == path
     assert caught.value.problem.reason.startswith(reason)
+
+
+def test_npz_foreign(tmp_path):
+    """numpy would take such a file for a pickle and tell how to load it unsafely."""
+    path = tmp_path / "t.npz"
+    path.write_bytes(b"GGUF" * 20)
+    with pytest.raises(traces.TraceError) as caught:
+        traces.open_reader(path)
+    assert str(caught.value) == f"{path}: is no numpy archive, or a truncated one"
 
 
 def test_npz_truncated(tmp_path):
