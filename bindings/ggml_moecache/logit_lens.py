@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,10 @@ ARCHITECTURES = frozenset(
         *("qwen2moe", "qwen35moe", "qwen3moe", "qwen3next", "smallthinker"),
     }
 )
+# Bounds of what is held beside the LM head: logits of a vocabulary of 250,000 tokens are 64 MB, and a part of the
+# weights while they are dequantised.
+_ROWS_AT_ONCE = 64
+_WEIGHT_ROWS_AT_ONCE = 4096
 _UNEXPECTED = ("output_norm.bias", "output.bias", "output.scale")
 
 
@@ -55,7 +60,7 @@ class LogitLens:
             raise _refused(f"{file.path} lacks the epsilon or weight of its final norm, or its LM head")
         self._epsilon = np.float32(epsilon)
         self._norm = _values(norm)
-        self._head = _values(head).reshape(-1, head.shape[0])
+        self._head = _values(head)
 
     @property
     def n_embd(self) -> int:
@@ -70,8 +75,8 @@ class LogitLens:
 
     def top1(self, hidden: Floats) -> npt.NDArray[np.int64]:
         """The best token of each hidden state: (n,), of equal ones the lowest id. Shape of `hidden`: (n, n_embd)."""
-        best: npt.NDArray[np.int64] = self.logits(hidden).argmax(axis=1)
-        return best
+        parts = [hidden[begin : begin + _ROWS_AT_ONCE] for begin in range(0, len(hidden), _ROWS_AT_ONCE)]
+        return np.concatenate([np.empty(0, np.int64), *(self.logits(part).argmax(axis=1) for part in parts)])
 
 
 def _refused(why: str) -> ConfigError:
@@ -79,13 +84,16 @@ def _refused(why: str) -> ConfigError:
 
 
 def _values(tensor: Tensor) -> Floats:
-    """All values of a tensor, flat."""
-    raw: npt.NDArray[Any] = np.fromfile(tensor.path, np.uint8, tensor.size_bytes, offset=tensor.offset_bytes)
+    """All values of a tensor: (rows, ne[0]), a vector as one row."""
+    n_columns = tensor.shape[0]
+    n_rows = math.prod(tensor.shape[1:])
     kind = GGMLQuantizationType[tensor.type_name]
-    if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-        return raw.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16).astype(np.float32)
-    try:
-        values: Floats = dequantize(raw, kind).astype(np.float32, copy=False)
-    except NotImplementedError:
-        raise _refused(f"the gguf package cannot dequantise {tensor.name}, which is {tensor.type_name}") from None
+    raw = np.memmap(tensor.path, np.uint8, "r", tensor.offset_bytes, (n_rows, tensor.size_bytes // n_rows))
+    values = np.empty((n_rows, n_columns), np.float32)
+    for begin in range(0, n_rows, _WEIGHT_ROWS_AT_ONCE):
+        rows: npt.NDArray[Any] = np.array(raw[begin : begin + _WEIGHT_ROWS_AT_ONCE])
+        try:
+            values[begin : begin + len(rows)] = dequantize(rows, kind)
+        except NotImplementedError:
+            raise _refused(f"the gguf package cannot dequantise {tensor.name}, which is {tensor.type_name}") from None
     return values

@@ -160,6 +160,7 @@ def _construct(
     if top1 is not None:
         top1.context_id = llm._moecache_context_id  # noqa: SLF001
         llm._stack.callback(top1.close)  # noqa: SLF001 - before the context, which was made earlier, is freed
+        llm._ctx.print_timings = top1.say_no_timings  # noqa: SLF001 - what a verbose Llama prints behind a completion
     return llm
 
 

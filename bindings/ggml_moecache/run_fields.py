@@ -41,7 +41,7 @@ def check_new_log(folder: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{folder} cannot be written: name another folder for the log.")
     run = folder / "run.json"
-    if (run.exists() or (folder / "routing.jsonl").exists()) and not _is_of_this_process(run):
+    if (run.exists() or any(folder.glob("routing*.jsonl"))) and not _is_of_this_process(run):
         raise ConfigError(f"{folder} holds the log of another run, which is not overwritten; name another folder.")
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ggml_moecache import _plugin
 from ggml_moecache._graph_node import Node, NodeReader
 from ggml_moecache.errors import BackendError
+from ggml_moecache.routing import run_metadata
 
 if TYPE_CHECKING:
     from ggml_moecache.logit_lens import LogitLens
@@ -65,6 +66,8 @@ class Top1Recorder:
             self._record(node)
         except OSError as error:
             self._stop(f"{self._folder}: {error.strerror or error}")
+        except BackendError as error:
+            self._stop(str(error))
         except Exception as error:  # noqa: BLE001 - see above: nothing may leave a callback
             self._stop(f"{type(error).__name__}: {error}")
         return not ask
@@ -77,6 +80,11 @@ class Top1Recorder:
                 self._log.close()
             except OSError as error:
                 self._stop(f"{self._folder}: {error.strerror or error}")
+
+    @staticmethod
+    def say_no_timings() -> None:
+        """In the place of llama.cpp's timings."""
+        print("moecache: top1_token is recorded: this run gives no timings", file=sys.stderr)
 
     def _stop(self, why: str) -> None:
         self._stopped = True
@@ -151,8 +159,8 @@ class _Top1File:
     def __init__(self, folder: Path, context_id: int | None) -> None:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         context = next((c for c in run["contexts"] if c["context_id"] == context_id), None)
-        if context is None:
-            raise BackendError(f"{folder / 'run.json'} does not have context {context_id}")
+        if context is None or run["run_id"] != run_metadata()["run_id"]:
+            raise BackendError(f"{folder} holds the log of another run")
         self._head = {"run_id": run["run_id"], "context_id": context_id}
         self.layers = frozenset((context["model"] or run["model"])["moe_layers"])
         path = folder / f"{Path(context['file']).stem}.top1.jsonl"

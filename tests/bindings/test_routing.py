@@ -168,11 +168,14 @@ def test_bad_settings_of_the_log(arguments, message):
 
 def test_folders_that_cannot_take_a_log(tmp_path):
     """Said before the model is loaded; a second model of this process may log into the same folder."""
-    used, file = tmp_path / "used", tmp_path / "file"
+    used, rest, file = tmp_path / "used", tmp_path / "rest", tmp_path / "file"
     used.mkdir()
+    rest.mkdir()
+    (rest / "routing.top1.jsonl").write_text("")
     (used / "run.json").write_text('{"run_id": "of another process"}')
     file.write_text("mine")
-    for folder, words in ((used, "holds the log of another run"), (file, "is a file"), (file / "x", "cannot be made")):
+    bad = ((used, "log of another run"), (rest, "log of another run"), (file, "is a file"), (file / "x", "be made"))
+    for folder, words in bad:
         with pytest.raises(errors.ConfigError, match=words):
             ggml_moecache.load_model(log=folder, verbose=False, n_ctx=64)
     with pytest.raises(errors.ConfigError, match="must name a folder"):

@@ -178,10 +178,14 @@ def test_two_models_one_with_tokens(tmp_path):
     assert (after["top1_every"], after["timings"], after["seed"]) == (1, False, 7)
 
 
-def test_llama_cpp_measures_nothing(tmp_path):
-    llm = ggml_moecache.load_model(log=tmp_path / "log", log_top1_every=4, verbose=False, n_ctx=64)
+def test_no_timings_are_measured_or_printed(tmp_path, capfd):
+    llm = ggml_moecache.load_model(log=tmp_path / "log", log_top1_every=4, verbose=True, n_ctx=64)
     assert llm.context_params.no_perf is True
+    llm.create_completion("SQLite", max_tokens=2)
     llm.close()
+    said = capfd.readouterr().err
+    assert "moecache: top1_token is recorded: this run gives no timings\n" in said
+    assert "llama_perf_context_print" not in said
 
 
 KILLED = """
@@ -212,9 +216,8 @@ def test_a_killed_process_leaves_both_files_readable(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_said_once_and_the_model_runs(tmp_path, capfd):
     folder = tmp_path / "log"
-    folder.mkdir()
-    (folder / "routing.top1.jsonl").write_text("mine")
     llm = ggml_moecache.load_model(log=folder, log_top1_every=1, verbose=False, n_ctx=64, logits_all=True)
+    (folder / "routing.top1.jsonl").write_text("mine")
     llm.eval(TOKENS[:8])
     logits = np.array(llm.scores[:8])
     llm.close()
@@ -225,6 +228,24 @@ def test_a_file_that_cannot_be_written_is_said_once_and_the_model_runs(tmp_path,
     plain.eval(TOKENS[:8])
     np.testing.assert_array_equal(logits, plain.scores[:8])
     plain.close()
+
+
+def test_beside_the_log_of_another_run_nothing_is_written(tmp_path, monkeypatch, capfd):
+    """The folder is named by the environment, so the model runs on without a log; context ids are the same."""
+    folder = tmp_path / "log"
+    code = "import sys, ggml_moecache as g; g.load_model(log=sys.argv[1], verbose=False, n_ctx=64).eval([1])"
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True)
+    files = sorted(path.name for path in folder.iterdir())
+    run = json.loads((folder / "run.json").read_text())
+    run["contexts"] = [{**run["contexts"][0], "context_id": context_id} for context_id in range(1000)]
+    (folder / "run.json").write_text(json.dumps(run))
+    monkeypatch.setenv("GGML_MOECACHE_LOG", str(folder))
+    llm = ggml_moecache.load_model(log_top1_every=1, verbose=False, n_ctx=64)
+    llm.eval(TOKENS[:8])
+    llm.close()
+    said = capfd.readouterr().err
+    assert f"moecache: log_file: {folder} holds the log of another run; no more top1 tokens" in said
+    assert sorted(path.name for path in folder.iterdir()) == files
 
 
 @pytest.mark.parametrize(
