@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -177,6 +178,18 @@ def test_tokens_beside_a_log_that_has_them(tmp_path):
     log = [{**e, "top1_token": 1} for e in logs.base_events()]
     with pytest.raises(traces.TraceError, match="stands beside a log whose events have top1_token already"):
         traces.read_trace(write(tmp_path, log=[*log, end()]))
+
+
+def test_document_and_test_lines_are_those_of_the_schema():
+    schema = json.loads((logs.ROOT / "traces" / "top1.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    document = (logs.ROOT / "traces" / "FORMAT.md").read_text()
+    (shown,) = re.findall(r'^    (\{"type":"top1".*\})$', document, re.MULTILINE)
+    for record in [json.loads(shown), *BASE]:
+        jsonschema.validate(record, schema)
+    for content, _, _ in (BAD[name] for name in ("negative_layer", "true_for_a_number", "rows_number", "event")):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(content[0], schema)
 
 
 def test_the_values_are_int64(tmp_path):
