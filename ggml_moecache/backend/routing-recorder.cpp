@@ -243,12 +243,13 @@ void routing_recorder::begin_batch(const plan_routing & routing) {
     if (routing.mask != nullptr && !attention.consistent()) { // one stream of several, alone in this ubatch
         attention.streams = several_streams = true;
     }
-    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr);
     batch_output_rows.clear();
     if (routing.output_ids != nullptr) {
         const int32_t * rows = static_cast<const int32_t *>(routing.output_ids->data);
         batch_output_rows.assign(rows, rows + routing.output_ids->ne[0]);
     }
+    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr,
+                    routing.output_ids != nullptr ? &batch_output_rows : nullptr);
 }
 
 void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
