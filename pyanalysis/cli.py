@@ -12,7 +12,8 @@ from ggml_moecache.errors import MoeCacheError
 from pyanalysis import bench, trace
 
 _RUN_HELP = """\
-usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR] [--show-command] [llama.cpp options ...]
+usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR [--top1-every N]] [--show-command]
+                    [llama.cpp options ...]
 
 Generate text with llama.cpp's own llama-completion on the MoECache device. Options that are not listed here are
 llama-completion's and reach it unchanged (llama-completion --help). Text goes to stdout, logs to stderr.
@@ -21,6 +22,9 @@ options:
   -m, --model MODEL   GGUF file (default: the small embedded model)
   --capacity 0|all    experts with a copy on the device (default: GGML_MOECACHE_CAPACITY, else 0)
   --log DIR           write the routing log to this folder, which must not hold one yet (moecache trace show DIR)
+  --top1-every N      also log, for every N-th token and each layer, the token that the final norm and LM head would
+                      give from the layer's hidden state. llama-cpp-python then makes the text, with -p or -f, -n, -c
+                      (default: 4096), -b, -ub, -t, -s, --temp, --top-k, --top-p, --min-p; the run gives no timings
   --show-command      print the llama-completion command and its environment to stderr before it runs
 
 added unless you say otherwise: --device MoECache0, -no-cnv (no conversation), -lm none (no memory mapping: experts are
@@ -32,6 +36,7 @@ examples:
   moecache run -m model.gguf --capacity all -p "Hello" -n 64 -c 4096
   moecache run -m model.gguf -cnv -sys "You are a helpful assistant"
   moecache run -p "SQLite is" -n 200 --log log && moecache trace show log
+  moecache run -p "SQLite is" -n 200 --log lens --top1-every 8 && moecache trace convert lens lens.parquet
 """
 
 _EXAMPLES = """\

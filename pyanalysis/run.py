@@ -14,7 +14,8 @@ import ggml_moecache
 from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
-from ggml_moecache.run_fields import file_sha256
+from ggml_moecache.run_fields import check_new_log, file_sha256
+from pyanalysis import run_top1
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
 _DEVICE_OPTIONS = {"-dev", "--device"}
@@ -40,6 +41,7 @@ class RunRequest:
     model: Path | None = None
     capacity: str | None = None
     log: Path | None = None
+    top1_every: int | None = None
     show_command: bool = False
     llama_options: list[str] = field(default_factory=list)
 
@@ -53,14 +55,16 @@ def parse(arguments: list[str]) -> RunRequest:
     rest = iter(arguments)
     for argument in rest:
         name, equals, inline = argument.partition("=")
-        if name in ("-m", "--model", "--capacity", "--log") and (equals == "" or name.startswith("--")):
+        if name in ("-m", "--model", "--capacity", "--log", "--top1-every") and (equals == "" or name.startswith("--")):
             value = inline if equals else next(rest, None)
-            if value is None:
+            if value is None or (value == "" and name != "--capacity"):
                 raise ConfigError(f"{name} needs a value")
             if name == "--capacity":
                 request.capacity = value
             elif name == "--log":
                 request.log = Path(value)
+            elif name == "--top1-every":
+                request.top1_every = _count(name, value)
             else:
                 request.model = Path(value)
         elif argument == "--show-command":
@@ -71,7 +75,18 @@ def parse(arguments: list[str]) -> RunRequest:
         raise ConfigError(
             f"The '--capacity' option of moecache run must be 0 or all. Got {request.capacity!r} instead."
         )
+    if request.top1_every is not None and (request.log is None or request.show_command):
+        need, what = (
+            ("needs", "--log DIR") if request.log is None else ("excludes", "--show-command: no program is run")
+        )
+        raise ConfigError(f"--top1-every {need} {what}")
     return request
+
+
+def _count(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()) or int(value) < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1. Got {value!r} instead.")
+    return int(value)
 
 
 def command_for(request: RunRequest, model: Path, program: Path, help_text: str) -> list[str]:
@@ -100,7 +115,6 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
     if request.log is not None:
-        check_new_log(request.log)
         environment["GGML_MOECACHE_LOG"] = str(request.log)
     found = devices_of(library_dir, environment)
     if found["refusal"] is not None:
@@ -108,35 +122,45 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     if not found["has_gpu"] and not environment.get("GGML_MOECACHE_STANDIN"):
         environment["GGML_MOECACHE_STANDIN"] = "1"
         print("moecache: no GPU found, the CPU stands in for the device", file=sys.stderr)
+    if request.log is not None:
+        check_new_log(request.log)
     return environment
 
 
-def check_new_log(folder: Path) -> None:
-    """Raise ConfigError if `folder` cannot take a new log: before a model is loaded for nothing."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file, not a folder; name another one for the log.")
-    if (folder / "run.json").exists() or (folder / "routing.jsonl").exists():
-        raise ConfigError(f"{folder} holds the log of another run, which is not overwritten; name another folder.")
+def finish_log(folder: Path, model: Path, status: int) -> int:
+    """Describe the log of a run that ended with `status`; returns the exit status: 1 where there is no log at all."""
+    if (folder / "run.json").is_file():
+        describe_log(folder, model)
+    elif status == 0:
+        print(f"moecache: error: no log was written to {folder}: no expert was computed on the device", file=sys.stderr)
+        return 1
+    return status
 
 
 def describe_log(folder: Path, model: Path) -> None:
-    """Add to run.json what the plugin is not told: the model's file, architecture and checksum."""
+    """Add to run.json what the plugin is not told: the model's file, architecture and checksum.
+
+    Raises ConfigError if it cannot be written; the run.json that the plugin has written then stays.
+    """
     path = folder / "run.json"
-    if not path.is_file():
-        return
     file = read_model(model)
     metadata = json.loads(path.read_text(encoding="utf-8"))
     described = metadata["model"] or {}
     described |= {
         "file": file.path.name,
         "architecture": file.architecture,
+        "quantization": file.quantization,
         "n_layers": file.n_layers,
         "sha256": file_sha256(file.path),
     }
     metadata["model"] = described
     temporary = path.with_name("run.json.tmp")
-    temporary.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"{path} could not be completed with the model's file: {error.strerror}") from None
 
 
 def program_dir() -> Path:
@@ -163,11 +187,15 @@ def prepare(request: RunRequest) -> tuple[list[str], dict[str, str]]:
 def run(arguments: list[str]) -> int:
     """Run llama-completion and return its exit status. Raises MoeCacheError for anything that cannot work."""
     request = parse(arguments)
+    if request.log is not None and request.top1_every is not None:
+        options = request.llama_options
+        status = run_top1.run(request.model, request.capacity, request.log, request.top1_every, options)
+        return finish_log(request.log, request.model or ggml_moecache.embedded_model(), status)
     command, environment = prepare(request)
     if request.show_command:
         settings = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
         print("moecache:", *settings, shlex.join(command), file=sys.stderr)
     status = subprocess.run(command, env=environment, check=False).returncode
     if request.log is not None:
-        describe_log(request.log, request.model or ggml_moecache.embedded_model())
+        return finish_log(request.log, request.model or ggml_moecache.embedded_model(), status)
     return status

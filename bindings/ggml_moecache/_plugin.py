@@ -28,7 +28,8 @@ _REFUSAL = "moecache: inactive: "  # then the reason's code, a colon and the tex
 _refusals: list[str] = []  # what the plugin has said in this process; it says each reason once
 
 
-def _loaded_library(soname: str) -> ctypes.CDLL:
+def loaded_library(soname: str) -> ctypes.CDLL:
+    """The library that llama-cpp-python has loaded under `soname`. Raises BackendError if it has not."""
     try:
         return ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError as error:
@@ -42,8 +43,8 @@ class Registry:
     """GGML's backend registry in this process. REQUIRES: llama_cpp has been imported."""
 
     def __init__(self) -> None:
-        self._ggml = _loaded_library("libggml.so.0")
-        self._base = _loaded_library("libggml-base.so.0")
+        self._ggml = loaded_library("libggml.so.0")
+        self._base = loaded_library("libggml-base.so.0")
         pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
         for library, name, result, arguments in (
             (self._base, "ggml_version", text, []),
@@ -167,7 +168,7 @@ class _RegistryEntry(ctypes.Structure):
 
 def _plugin_path() -> str:
     """The plugin that this process has loaded already (GGML_BACKEND_PATH may name another copy), else ours."""
-    ggml = _loaded_library("libggml.so.0")
+    ggml = loaded_library("libggml.so.0")
     ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     entry = ggml.ggml_backend_reg_by_name(b"MoECache")
     if entry is not None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from ggml_moecache.errors import ModelFileError
 
@@ -28,12 +28,17 @@ Value = bool | int | float | str | None  # None: an array, whose elements are sk
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of the file: `shape` in GGML's order (ne[0] first), `size_bytes` without padding."""
+    """One tensor of the file: `shape` in GGML's order (ne[0] first), `size_bytes` without padding.
+
+    Its data lie in `path` (a part of a split model) from `offset_bytes` on.
+    """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     size_bytes: int
+    path: Path
+    offset_bytes: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,18 @@ class ModelFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", "unknown"))
+
+    @property
+    def quantization(self) -> str | None:
+        """The file type, such as "Q4_K_M" or "F16"; None: the file does not say, or not in a way that is known."""
+        value = self.metadata.get("general.file_type")
+        if not isinstance(value, int) or value & LlamaFileType.GUESSED:
+            return None
+        try:
+            name: str = LlamaFileType(value).name
+        except ValueError:
+            return None
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     def _arch_int(self, key: str) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}")
@@ -137,7 +154,8 @@ class _Reader:
         return ModelFileError(f"{self.path} is not a GGUF file that can be read: unknown {what} at byte {self.offset}.")
 
 
-def _read_tensor(reader: _Reader) -> tuple[Tensor, int]:
+def _read_tensor(reader: _Reader) -> Tensor:
+    """The next tensor of the header; its offset is still relative to the begin of the data."""
     name = reader.string()
     shape = tuple(reader.count() for _ in range(reader.count("<I")))
     kind = reader.count("<I")
@@ -150,7 +168,7 @@ def _read_tensor(reader: _Reader) -> tuple[Tensor, int]:
     elements = 1
     for extent in shape:
         elements *= extent
-    return Tensor(name, shape, quantization.name, elements // block_elements * block_bytes), offset
+    return Tensor(name, shape, quantization.name, elements // block_elements * block_bytes, reader.path, offset)
 
 
 def _read_part(path: Path) -> ModelFile:
@@ -182,16 +200,13 @@ def _read_file(path: Path) -> ModelFile:
             for _ in range(n_values):
                 key = reader.string()
                 metadata[key] = reader.value(reader.count("<I"))
-            tensors = []
-            end_bytes = 0
-            for _ in range(n_tensors):
-                tensor, offset = _read_tensor(reader)
-                tensors.append(tensor)
-                end_bytes = max(end_bytes, offset + tensor.size_bytes)
+            tensors = [_read_tensor(reader) for _ in range(n_tensors)]
             alignment = metadata.get("general.alignment")
             unit = alignment if isinstance(alignment, int) and alignment > 0 else _DEFAULT_ALIGNMENT_BYTES
-            needed = (reader.offset + unit - 1) // unit * unit + end_bytes
-            if size < needed and n_tensors:
+            data_bytes = (reader.offset + unit - 1) // unit * unit
+            tensors = [replace(t, offset_bytes=data_bytes + t.offset_bytes) for t in tensors]
+            needed = max((t.offset_bytes + t.size_bytes for t in tensors), default=0)
+            if size < needed:
                 raise reader.truncated(needed)
     return ModelFile(path, metadata, tensors, size)
 

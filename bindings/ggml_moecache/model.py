@@ -13,7 +13,9 @@ from ggml_moecache import _plugin
 from ggml_moecache._paths import embedded_model, llama_library_dir
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
-from ggml_moecache.run_fields import describe_run
+from ggml_moecache.logit_lens import LogitLens
+from ggml_moecache.run_fields import check_new_log, describe_run
+from ggml_moecache.top1 import Top1Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,10 +85,46 @@ def _context_ids() -> set[int]:
     return {context["context_id"] for context in _plugin.status_json()["contexts"]}
 
 
+def _check_top1(
+    every: object, log: str | Path | None, log_full: str | None, arguments: dict[str, Any]
+) -> tuple[int, Path]:
+    """(every, folder of the log). Raises ConfigError for what excludes the recording of top1_token."""
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ConfigError(
+            f"The 'log_top1_every' parameter of load_model must be a whole number of at least 1. Got {every!r} instead."
+        )
+    folder = log or _plugin.config_get("GGML_MOECACHE_LOG")
+    if not folder:
+        raise ConfigError("The 'log_top1_every' parameter of load_model needs a folder for the log: give 'log' too.")
+    if log_full == "drop":
+        raise ConfigError(
+            "The 'log_full' parameter of load_model must be 'wait' with 'log_top1_every': rows of a ubatch of which "
+            "events were lost could not be told apart. Got 'drop' instead."
+        )
+    if arguments.get("no_perf") is False:
+        raise ConfigError(
+            "The 'no_perf' parameter of load_model must be True with 'log_top1_every', which cuts every graph: such a "
+            "run gives no timings. Got False instead."
+        )
+    if arguments.get("lora_path") is not None:
+        raise ConfigError(
+            "The 'lora_path' parameter of load_model excludes 'log_top1_every', which reads the GGUF only."
+        )
+    return every, Path(folder)
+
+
 def _construct(
-    llama_class: type[Llama], device: int, path: Path, settings: dict[str, str], arguments: dict[str, Any]
+    llama_class: type[Llama],
+    device: int,
+    path: Path,
+    settings: dict[str, str],
+    arguments: dict[str, Any],
+    *,
+    top1: Top1Recorder | None,
 ) -> Llama:
     """Construct a Llama on `device`: llama.cpp's parameters have the field, Llama() has no argument for it.
+
+    The same holds for the eval callback of `top1`.
 
     The plugin's settings are those of the process, so they are set and taken back under the same lock.
     """
@@ -94,7 +132,8 @@ def _construct(
     low_level: Any = importlib.import_module("llama_cpp.llama_cpp")
     this_thread = threading.get_ident()
     with _construction_lock, _settings(settings):
-        original = low_level.llama_model_default_params
+        original, original_context = low_level.llama_model_default_params, low_level.llama_context_default_params
+        callback = None if top1 is None else low_level.ggml_backend_sched_eval_callback(top1.on_node)
 
         def on_device() -> Any:  # noqa: ANN401 - a ctypes structure of llama-cpp-python
             params = original()
@@ -102,15 +141,26 @@ def _construct(
                 params.devices = ctypes.cast(devices, ctypes.c_void_p).value
             return params
 
-        low_level.llama_model_default_params = on_device
+        def observed() -> Any:  # noqa: ANN401 - the same
+            params = original_context()
+            if callback is not None and threading.get_ident() == this_thread:
+                params.cb_eval = callback
+            return params
+
+        low_level.llama_model_default_params, low_level.llama_context_default_params = on_device, observed
         known = _context_ids()
         try:
             llm: Llama = llama_class(str(path), **arguments)
         finally:
             low_level.llama_model_default_params = original
+            low_level.llama_context_default_params = original_context
         created = _context_ids() - known
     llm._moecache_context_id = max(created, default=None)  # noqa: SLF001 - of RoutingRing and set_request_id
-    llm._moecache_devices = devices  # noqa: SLF001 - llama.cpp keeps the address: it must live as long as the model
+    llm._moecache_devices = devices, callback  # noqa: SLF001 - llama.cpp keeps both: they must live as long as the model
+    if top1 is not None:
+        top1.context_id = llm._moecache_context_id  # noqa: SLF001
+        llm._stack.callback(top1.close)  # noqa: SLF001 - before the context, which was made earlier, is freed
+        llm._ctx.print_timings = top1.say_no_timings  # noqa: SLF001 - what a verbose Llama prints behind a completion
     return llm
 
 
@@ -123,6 +173,7 @@ def load_model(
     log_ring_events: int | None = None,
     log_full: str | None = None,
     live_log: bool = False,
+    log_top1_every: int | None = None,
     **llama_kwargs: Any,  # noqa: ANN401 - Llama's own arguments
 ) -> Llama:
     """Load a GGUF model on a MoECache device and return a normal `llama_cpp.Llama`.
@@ -144,6 +195,11 @@ def load_model(
         "drop" (events that do not fit into the ring are lost and counted) or "wait" (the model waits).
     live_log
         Keep the ring for this process instead of a folder: `RoutingRing(llm)` reads it.
+    log_top1_every
+        Record for every N-th token that is computed (the first one included), and for each layer of the log, the token
+        that the final norm and LM head would give from that layer's hidden state: column `top1_token` of the log.
+        The graph is cut behind each of these layers and the host computes the logits from a float32 copy of the LM
+        head (4 bytes * vocabulary * embedding length), so such a run gives no timings; a full ring makes it wait.
     **llama_kwargs
         Arguments of `llama_cpp.Llama`. Two defaults differ from its own: `n_gpu_layers=-1` (all layers on the device)
         and `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second
@@ -152,7 +208,9 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` is neither 0 nor 'all', or a setting of the log is out of its range or excludes another.
+        `capacity` is neither 0 nor 'all', a setting of the log is out of its range or excludes another, the folder of
+        `log` cannot take a log, or
+        `log_top1_every` does not know how this model makes logits of a hidden state.
     ModelFileError
         The file is missing, truncated or not a GGUF.
     MissingDependencyError
@@ -167,6 +225,8 @@ def load_model(
     >>> text = llm.create_completion("SQLite is a library that", max_tokens=8, temperature=0)["choices"][0]["text"]
 
     """
+    if log_full is None and log_top1_every is not None:
+        log_full = "wait"
     settings = {
         name: str(value)
         for name, value in (
@@ -190,10 +250,19 @@ def load_model(
         found = ", ".join(names)
         raise BackendError(f"The 'device' parameter of load_model must be one of: {found}. Got {device!r} instead.")
     arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
+    top1 = None
+    if log_top1_every is not None:
+        every, folder = _check_top1(log_top1_every, log, log_full, llama_kwargs)
+        top1 = Top1Recorder(LogitLens(file), frozenset(file.expert_sizes_bytes()), every, folder)
+        arguments["no_perf"] = True
+    if log == "":
+        raise ConfigError("The 'log' parameter of load_model must name a folder. Got '' instead.")
+    if log is not None:
+        check_new_log(Path(log))
     if log is not None or _plugin.config_get("GGML_MOECACHE_LOG"):
-        describe_run(file, seed=llama_kwargs.get("seed"))
+        describe_run(file, seed=llama_kwargs.get("seed"), top1_every=log_top1_every)
     try:
-        return _construct(module.Llama, address, file.path, settings, arguments)
+        return _construct(module.Llama, address, file.path, settings, arguments, top1=top1)
     except ValueError as error:
         if "load model" not in str(error) and "create llama_context" not in str(error):
             raise  # an argument that Llama refuses

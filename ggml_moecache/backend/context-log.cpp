@@ -2,6 +2,7 @@
 
 #include "core/expert-name.h"
 #include "core/live-ring.h"
+#include "transfer/cuda-events.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -202,14 +203,12 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     }
     describe(plan, graph);
     facts.file = options.file_name;
-#ifdef MOECACHE_CUDA
     if (!device_get(dev)->standin) {
         std::string runtime;
         std::string driver;
         cuda_versions(runtime, driver);
         run_metadata_set_cuda(runtime, driver);
     }
-#endif
     run_metadata_set(facts);
     recorder.set_ring(&log->ring(), true);
     return run_metadata_write(settings.log_folder);

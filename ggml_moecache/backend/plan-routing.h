@@ -10,19 +10,20 @@ namespace moecache {
 
 // The routing of one block: what is gathered, and whose it is.
 struct routing_source {
-    size_t   ids_offset     = 0; // I32 [n_rows][n_used] in the gather's memory
-    size_t   weights_offset = 0; // F32 [n_rows][n_used]
-    bool     has_weights    = false;
-    int32_t  layer          = 0;
-    uint8_t  family         = 0;
-    uint16_t n_used         = 0;
-    uint32_t n_rows         = 0;
+    const ggml_tensor * ids            = nullptr;
+    const ggml_tensor * weights        = nullptr; // nullptr: not found
+    size_t              ids_offset     = 0;       // I32 [n_rows][n_used] in the gather's memory
+    size_t              weights_offset = 0;       // F32 [n_rows][n_used]
+    int32_t             layer          = 0;
+    uint8_t             family         = 0;
+    uint16_t            n_used         = 0;
+    uint32_t            n_rows         = 0;
 };
 
 struct plan_routing {
     bool                        made = false;
     std::vector<routing_source> blocks;         // in graph order
-    std::vector<gather_source>  gathers;        // of all blocks
+    std::vector<gather_run>     runs;           // copies of all blocks' ids and weights
     size_t                      size_bytes = 0; // of gathered memory
     size_t                      n_tokens   = 0; // of the ubatch
     const ggml_tensor * positions  = nullptr;   // llama.cpp's input, I32 [n_tokens * n], in host memory; nullptr = none

@@ -20,14 +20,8 @@ static const size_t max_weights_known = 16384;
 
 routing_recorder::routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full,
                                    const std::atomic<uint64_t> & request_id) :
-    dev(dev), inner(inner), wait_when_full(wait_when_full), request_id(request_id), flights(routing_gather::n_slots) {
-#ifdef MOECACHE_CUDA
-    gather = make_cuda_gather(dev, inner);
-#endif
-    if (gather == nullptr) {
-        gather = make_ggml_gather(dev, inner);
-    }
-}
+    dev(dev), inner(inner), wait_when_full(wait_when_full), request_id(request_id), gather(dev, inner), memory(dev),
+    flights(routing_gather::n_slots) {}
 
 routing_recorder::~routing_recorder() {
     land_all();
@@ -39,7 +33,7 @@ routing_recorder::~routing_recorder() {
 
 void routing_recorder::set_ring(event_ring * target, bool in_background) {
     ring = target;
-    if (in_background && gather->is_async()) {
+    if (in_background && gather.is_async()) {
         lander = std::thread([this] { land_in_background(); });
     }
 }
@@ -111,14 +105,20 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
     if (weights_of.size() > max_weights_known) {
         weights_of.clear();
     }
-    ggml_tensor * until = graph->nodes[graph->n_nodes - 1];
+    std::vector<ggml_tensor *> kept; // all ids before all weights: so each of the two is one copy (gather.h)
+    std::vector<ggml_tensor *> kept_weights;
     for (const moe_block & block : walk.blocks) {
         ggml_tensor * weights = find_weights(graph, walk, block);
         weights_of[block.ids] = weights;
-        params->add_alloc_dep(params->user_data, const_cast<ggml_tensor *>(block.ids), until);
+        kept.push_back(const_cast<ggml_tensor *>(block.ids));
         if (weights != nullptr) {
-            params->add_alloc_dep(params->user_data, weights, until);
+            kept_weights.push_back(weights);
         }
+    }
+    kept.insert(kept.end(), kept_weights.begin(), kept_weights.end());
+    ggml_tensor * until = graph->nodes[graph->n_nodes - 1];
+    for (ggml_tensor * tensor : memory.give(graph, kept)) {
+        params->add_alloc_dep(params->user_data, tensor, until);
     }
 }
 
@@ -161,35 +161,42 @@ void routing_recorder::add_block(graph_plan & plan, const ggml_cgraph * graph, c
             continue;
         }
         routing_source source;
-        source.layer           = name.layer;
-        source.family          = static_cast<uint8_t>(name.family);
-        source.n_used          = static_cast<uint16_t>(block.ids->ne[0]);
-        source.n_rows          = static_cast<uint32_t>(block.n_tokens);
-        const size_t row_bytes = source.n_used * sizeof(int32_t);
-        source.ids_offset      = routing.size_bytes;
-        routing.gathers.push_back({ block.ids, row_bytes, source.n_rows, block.ids->nb[1], source.ids_offset });
-        routing.size_bytes += row_bytes * source.n_rows;
+        source.layer     = name.layer;
+        source.family    = static_cast<uint8_t>(name.family);
+        source.n_used    = static_cast<uint16_t>(block.ids->ne[0]);
+        source.n_rows    = static_cast<uint32_t>(block.n_tokens);
+        source.ids       = block.ids;
         const auto known = weights_of.find(block.ids);
-        if (known != weights_of.end() && known->second != nullptr) {
-            source.has_weights    = true;
-            source.weights_offset = routing.size_bytes;
-            routing.gathers.push_back(
-                { known->second, row_bytes, source.n_rows, known->second->nb[2], source.weights_offset });
-            routing.size_bytes += row_bytes * source.n_rows;
-        }
+        source.weights   = known != weights_of.end() ? known->second : nullptr;
         routing.blocks.push_back(source);
     }
 }
 
-void routing_recorder::reserve(const plan_routing & routing) {
-    if (routing.size_bytes <= gather->size_bytes() && routing.gathers.size() <= gather->n_sources()) {
-        return;
+// Where everything goes on the host, and how it gets there.
+static void lay_out(plan_routing & routing) {
+    std::vector<gather_source> sources;
+    const auto add = [&](const ggml_tensor * tensor, const routing_source & block, size_t stride_bytes) {
+        const size_t row_bytes = block.n_used * sizeof(int32_t);
+        const size_t offset    = routing.size_bytes;
+        sources.push_back({ tensor, row_bytes, block.n_rows, stride_bytes, offset });
+        routing.size_bytes += row_bytes * block.n_rows;
+        return offset;
+    };
+    for (routing_source & block : routing.blocks) {
+        block.ids_offset = add(block.ids, block, block.ids->nb[1]);
     }
-    land_all();
-    const size_t size_bytes = std::max(routing.size_bytes, gather->size_bytes());
-    const size_t n_sources  = std::max(routing.gathers.size(), gather->n_sources());
-    if (!gather->reserve(size_bytes, n_sources)) {
-        copy_by_ggml(size_bytes, n_sources);
+    for (routing_source & block : routing.blocks) {
+        if (block.weights != nullptr) {
+            block.weights_offset = add(block.weights, block, block.weights->nb[2]);
+        }
+    }
+    routing.runs = gather_merge(sources);
+}
+
+void routing_recorder::reserve(const plan_routing & routing) {
+    if (routing.size_bytes > gather.size_bytes()) {
+        land_all();
+        gather.reserve(routing.size_bytes);
     }
 }
 
@@ -211,6 +218,7 @@ void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph
             output_layers.insert(block.layer);
         }
     }
+    lay_out(plan.routing);
     reserve(plan.routing);
 }
 
@@ -235,12 +243,13 @@ void routing_recorder::begin_batch(const plan_routing & routing) {
     if (routing.mask != nullptr && !attention.consistent()) { // one stream of several, alone in this ubatch
         attention.streams = several_streams = true;
     }
-    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr);
     batch_output_rows.clear();
     if (routing.output_ids != nullptr) {
         const int32_t * rows = static_cast<const int32_t *>(routing.output_ids->data);
         batch_output_rows.assign(rows, rows + routing.output_ids->ne[0]);
     }
+    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr,
+                    routing.output_ids != nullptr ? &batch_output_rows : nullptr);
 }
 
 void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
@@ -265,30 +274,13 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     next.tokens       = batch_tokens;
     next.output_rows  = batch_output_rows;
     next.batch_id     = n_batches - 1;
-    if (!start(slot, routing)) {
+    if (gather.size_bytes() < routing.size_bytes) {
         lose(next);
         return;
     }
+    gather.start(slot, routing.runs);
     n_started.store(n_started + 1, std::memory_order_release);
     ns += now_ns() - begin_ns;
-}
-
-// The kernel's way is closed: copies by GGML, whose events only the thread of the graph can make.
-bool routing_recorder::copy_by_ggml(size_t size_bytes, size_t n_sources) {
-    land_all();
-    if (lander.joinable()) {
-        stop = true;
-        lander.join();
-    }
-    gather = make_ggml_gather(dev, inner);
-    return gather->reserve(size_bytes, n_sources);
-}
-
-bool routing_recorder::start(size_t slot, const plan_routing & routing) {
-    if (gather->size_bytes() >= routing.size_bytes && gather->start(slot, routing.gathers)) {
-        return true;
-    }
-    return copy_by_ggml(routing.size_bytes, routing.gathers.size()) && gather->start(slot, routing.gathers);
 }
 
 // There is no host memory for the gather: the events are lost, and counted as such.
@@ -305,7 +297,7 @@ static const auto lander_period = std::chrono::microseconds(200);
 void routing_recorder::land_in_background() {
     while (!stop) {
         const size_t next = n_landed;
-        if (next == n_started.load(std::memory_order_acquire) || !gather->ready(next % routing_gather::n_slots)) {
+        if (next == n_started.load(std::memory_order_acquire) || !gather.ready(next % routing_gather::n_slots)) {
             std::this_thread::sleep_for(lander_period);
             continue;
         }
@@ -317,7 +309,7 @@ void routing_recorder::land_in_background() {
 void routing_recorder::land_next() {
     if (!lander.joinable()) {
         const size_t slot = n_landed % routing_gather::n_slots;
-        gather->wait(slot);
+        gather.wait(slot);
         const uint64_t begin_ns = now_ns();
         land(slot);
         ns += now_ns() - begin_ns;
@@ -342,7 +334,7 @@ void routing_recorder::synchronized() {
 
 void routing_recorder::land(size_t slot) {
     for (const routing_source & block : flights[slot].blocks) {
-        emit_block(flights[slot], block, gather->memory(slot));
+        emit_block(flights[slot], block, gather.memory(slot));
     }
     n_landed.store(n_landed + 1, std::memory_order_release);
 }
@@ -369,9 +361,9 @@ void routing_recorder::emit_block(const flight & done, const routing_source & bl
         event->layer_id    = block.layer;
         event->family      = block.family;
         event->n_used      = static_cast<uint16_t>(std::min<size_t>(block.n_used, ring->k_max()));
-        event->has_weights = block.has_weights;
+        event->has_weights = block.weights != nullptr;
         std::memcpy(event->ids(), ids + row * block.n_used, event->n_used * sizeof(int32_t));
-        if (block.has_weights) {
+        if (block.weights != nullptr) {
             std::memcpy(ring->weights(event), weights + row * block.n_used, event->n_used * sizeof(float));
         }
         ring->commit();

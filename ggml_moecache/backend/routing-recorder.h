@@ -1,14 +1,15 @@
 // The recorder: reads router ids and weights out of the graphs that run and puts them into the log's ring.
 //
-// Ids and weights live in memory of the graph that GGML uses again within the same graph, so graph_optimize asks GGML
-// to keep them until the graph's end. After the graph has been handed to the device one gather copies them all to host
-// memory, without waiting; events are made of them when the device has been synchronized, at the latest before the
-// memory for gathers runs out.
+// Ids and weights live in memory of the graph that GGML uses again within the same graph, so graph_optimize gives them
+// memory of ours (router-memory.h), or has GGML keep them where the device has no room for that. After the graph has
+// been handed to the device one gather copies them all to host memory, without waiting; events are made of them when
+// the device has been synchronized, at the latest before the memory for gathers runs out.
 //
 // Owned by one backend; called by the thread that runs the graph. Memory is taken when a graph is new, not per token.
 #pragma once
 
 #include "backend/graph-plan.h"
+#include "backend/router-memory.h"
 #include "core/event-ring.h"
 #include "core/request-tracker.h"
 #include "transfer/gather.h"
@@ -68,21 +69,21 @@ private:
     void add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block);
     void reserve(const plan_routing & routing);
     void begin_batch(const plan_routing & routing);
-    bool copy_by_ggml(size_t size_bytes, size_t n_sources);
-    bool start(size_t slot, const plan_routing & routing);
     void lose(const flight & next);
     void land_in_background();
     void land(size_t slot);
     void land_next();
     void emit_block(const flight & done, const routing_source & block, const char * memory);
 
-    ggml_backend_dev_t              dev;
-    ggml_backend_t                  inner;
-    const bool                      wait_when_full;
-    const std::atomic<uint64_t> &   request_id;
-    std::unique_ptr<routing_gather> gather;
-    event_ring *                    ring = nullptr;
-    request_tracker                 requests;
+    ggml_backend_dev_t            dev;
+    ggml_backend_t                inner;
+    const bool                    wait_when_full;
+    const std::atomic<uint64_t> & request_id;
+    routing_gather                gather;
+    event_ring *                  ring = nullptr;
+    request_tracker               requests;
+
+    router_memory memory;
 
     std::unordered_map<const ggml_tensor *, ggml_tensor *> weights_of; // router ids -> weights, of the graphs optimized
     std::vector<flight>                                    flights;    // one per slot of the gather, used in turn

@@ -110,8 +110,35 @@ request_tracker::request & request_tracker::find(int32_t position, size_t token,
     return requests.back();
 }
 
+// After the requests have counted the tokens of the ubatch. A request may be gone again: then its tokens are prefill.
+void request_tracker::set_phases(std::vector<token_info> & tokens, const std::vector<int32_t> * outputs) {
+    const auto owner_of = [this](const token_info & token) {
+        return std::find_if(requests.begin(), requests.end(), [&](const request & known) {
+            return known.id == token.request_id && known.batch == n_batches;
+        });
+    };
+    for (size_t i = 0; outputs != nullptr && i < outputs->size(); i++) {
+        const auto row   = static_cast<size_t>((*outputs)[i]);
+        const auto owner = row < tokens.size() ? owner_of(tokens[row]) : requests.end();
+        if (owner != requests.end()) {
+            owner->n_outputs_in_batch++;
+        }
+    }
+    for (token_info & token : tokens) {
+        const auto owner = owner_of(token);
+        if (owner != requests.end() && token.token_index > 0) {
+            const bool verifies = owner->prompt_seen && owner->n_outputs_in_batch == owner->n_in_batch;
+            token.phase         = owner->n_in_batch == 1 || verifies ? MOECACHE_PHASE_DECODE : MOECACHE_PHASE_PREFILL;
+        }
+    }
+    for (request & owner : requests) {
+        const bool given = outputs != nullptr && owner.n_outputs_in_batch < owner.n_in_batch;
+        owner.prompt_seen |= given && owner.batch == n_batches;
+    }
+}
+
 void request_tracker::assign(const int32_t * positions, size_t n_tokens, std::vector<token_info> & result,
-                             const attention_view * attention) {
+                             const attention_view * attention, const std::vector<int32_t> * outputs) {
     result.resize(n_tokens);
     n_batches++;
     const auto n_before = std::count_if(requests.begin(), requests.end(),
@@ -135,17 +162,11 @@ void request_tracker::assign(const int32_t * positions, size_t n_tokens, std::ve
         owner.first_remembered               = std::min(owner.first_remembered, position);
         owner.last_use                       = ++n_assigned;
         owner.n_in_batch                     = owner.batch == n_batches ? owner.n_in_batch + 1 : 1;
+        owner.n_outputs_in_batch             = owner.batch == n_batches ? owner.n_outputs_in_batch : 0;
         owner.batch                          = n_batches;
         result[i]                            = { owner.id, position, MOECACHE_PHASE_PREFILL };
     }
-    for (token_info & token : result) {
-        for (const request & owner : requests) {
-            if (owner.id == token.request_id && owner.batch == n_batches && owner.n_in_batch == 1 &&
-                token.token_index > 0) {
-                token.phase = MOECACHE_PHASE_DECODE;
-            }
-        }
-    }
+    set_phases(result, outputs);
 }
 
 } // namespace moecache

@@ -10,6 +10,10 @@
 // one whose turn came first, which is the order that llama.cpp's programs keep. A token that continues nothing (a
 // restored state, a shifted context) begins a new request too. An id that was set by hand takes every following token,
 // until another one is.
+//
+// Nor is it told which tokens were generated. A prompt's logits are wanted of its last token only, those of a draft of
+// every token. A program that wants the logits of a whole prompt (perplexity) never shows a token that is no output, so
+// its later ubatches are not taken for drafts.
 #pragma once
 
 #include <cstddef>
@@ -44,10 +48,11 @@ public:
     request_tracker();
 
     // Assign the tokens of one ubatch. `positions` may be nullptr (the graph has none): they then count on. `attention`
-    // may be nullptr. Writes one entry per token to `result`. decode = the only token of its request in the ubatch, at
-    // a position above 0.
+    // may be nullptr. `outputs` are the rows whose logits are wanted; nullptr: not known. Writes one entry per token to
+    // `result`. decode = the only token of its request in the ubatch, at a position above 0; or one of several whose
+    // logits are all wanted, of a request whose prompt was seen: a draft that is verified.
     void assign(const int32_t * positions, size_t n_tokens, std::vector<token_info> & result,
-                const attention_view * attention = nullptr);
+                const attention_view * attention = nullptr, const std::vector<int32_t> * outputs = nullptr);
 
     // For tokens from the next ubatch on. `automatic` goes back to telling requests apart.
     void                      set_request_id(uint64_t request_id);
@@ -63,7 +68,9 @@ private:
         int64_t  cells[n_remembered]; // by position modulo n_remembered; -1: not known
         uint64_t last_use;            // number of the assignment
         uint32_t n_in_batch;
-        uint64_t batch; // of n_in_batch
+        uint32_t n_outputs_in_batch;
+        uint64_t batch;       // of n_in_batch and n_outputs_in_batch
+        bool     prompt_seen; // in a ubatch before, not all of its tokens were outputs: they were given, not generated
 
         int64_t cell_at(int32_t position) const { return cells[position % n_remembered]; }
     };
@@ -72,6 +79,7 @@ private:
     bool      better(const request & a, const request & b) const;
     request * best(int32_t position, size_t token, const attention_view * attention);
     request & find(int32_t position, size_t token, const attention_view * attention);
+    void      set_phases(std::vector<token_info> & tokens, const std::vector<int32_t> * outputs);
 
     std::vector<request> requests;
     uint64_t             next_id       = 0;

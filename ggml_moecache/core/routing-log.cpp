@@ -159,7 +159,23 @@ void routing_log::write_overflow(uint64_t batch_id, uint64_t n_lost) {
 
 // --- writer -------------------------------------------------------------------------------------------------------------------------
 
-// Hand the complete lines of the buffer to the file system.
+// Events among the complete lines of a text that may be cut off.
+static uint64_t count_events(const char * text, size_t n_bytes) {
+    static const std::string begin    = "{\"type\":\"event\"";
+    uint64_t                 n_events = 0;
+    for (const char *line = text, *end; n_bytes > 0; n_bytes -= static_cast<size_t>(end - line), line = end) {
+        const void * line_end = std::memchr(line, '\n', n_bytes);
+        if (line_end == nullptr) {
+            break;
+        }
+        end = static_cast<const char *>(line_end) + 1;
+        n_events +=
+            static_cast<size_t>(end - line) >= begin.size() && std::memcmp(line, begin.data(), begin.size()) == 0;
+    }
+    return n_events;
+}
+
+// Hand the complete lines of the buffer to the file system. What it took of them before an error counts as stored.
 void routing_log::store() {
     size_t done = 0;
     while (file >= 0 && done < buffer.size()) {
@@ -175,7 +191,9 @@ void routing_log::store() {
             done += static_cast<size_t>(n);
         }
     }
-    (file >= 0 ? written : unwritten) += n_in_buffer;
+    const uint64_t n_stored = file >= 0 ? n_in_buffer : count_events(buffer.data(), done);
+    written += n_stored;
+    unwritten += n_in_buffer - n_stored;
     n_in_buffer = 0;
     buffer.clear();
 }

@@ -36,8 +36,9 @@ run_state & state() {
     return *only;
 }
 
-const char * const run_fields[]   = { "seed",   "warmup_tokens",     "benchmark",
-                                      "policy", "policy_parameters", "llama_cpp.llama_cpp_python" };
+const char * const run_fields[]   = { "seed",      "warmup_tokens",     "benchmark",
+                                      "policy",    "policy_parameters", "llama_cpp.llama_cpp_python",
+                                      "top1_every" };
 const char * const model_fields[] = { "model.file", "model.architecture", "model.quantization", "model.sha256",
                                       "model.n_layers" };
 
@@ -139,6 +140,17 @@ void write_machine(json_writer & json, const run_state & s, const std::vector<kn
     json.end_array();
 }
 
+// Recording top1_token cuts every graph: durations of such a run say nothing.
+void write_top1(json_writer & json, const std::vector<known_context> & contexts) {
+    for (const known_context & context : contexts) {
+        const auto field = context.fields.find("top1_every");
+        if (field != context.fields.end() && field->second != "null") {
+            json.raw("top1_every", field->second).raw("timings", "false");
+            return;
+        }
+    }
+}
+
 } // namespace
 
 void run_metadata_set(const run_context & context) {
@@ -163,9 +175,12 @@ std::string run_metadata_set_field(const std::string & name, const std::string &
     run_state &                 s = state();
     std::lock_guard<std::mutex> lock(s.mutex);
     s.fields[name] = json;
-    if (!s.contexts.empty()) { // a value that is found out while the newest context runs (a checksum)
-        std::string & known = s.contexts.back().fields[name];
-        known               = known.empty() || known == "null" ? json : known;
+    // A value may be found out while the newest context runs. What was set before it began stays, null included: the
+    // new value is that of the next one. The checksum alone is announced as null.
+    if (!s.contexts.empty()) {
+        std::string & known  = s.contexts.back().fields[name];
+        const bool    awaits = name == "model.sha256" && known == "null";
+        known                = known.empty() || awaits ? json : known;
     }
     return "";
 }
@@ -215,6 +230,7 @@ std::string run_metadata_json(const std::string & folder) {
     for (const char * name : { "policy", "policy_parameters", "seed", "warmup_tokens", "benchmark" }) {
         put(json, fields, name, name, "null");
     }
+    write_top1(json, contexts);
     json.value("moecache_version", MOECACHE_VERSION).end_object();
     return json.text();
 }

@@ -1,14 +1,13 @@
 // Gather: copies of many small tensors of a device to host memory, ordered behind the work that has been given to a
 // GGML backend, without waiting for it.
 //
-// Slots are used in turn. start() may be called again while earlier slots are on their way; a slot's memory may be read
-// when wait() for it has returned. One thread.
+// A copy costs the calling thread some 2 us however small it is, so sources that lie at regular distances become one
+// copy: the router tensors of all layers, whose memory is laid out for that (backend/router-memory.h), are two.
 #pragma once
 
-#include "backend/ggml-internal.h"
+#include "backend/device.h"
 
 #include <cstddef>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,39 +22,53 @@ struct gather_source {
     size_t              offset       = 0;
 };
 
+// One copy: as a source, but of memory that may span several tensors of one buffer.
+struct gather_run {
+    ggml_backend_buffer_t buffer       = nullptr;
+    const char *          data         = nullptr; // device memory
+    size_t                row_bytes    = 0;
+    size_t                n_rows       = 0;
+    size_t                stride_bytes = 0;
+    size_t                offset       = 0;
+};
+
+// The fewest copies, in order, that neighbours in `sources` can be merged to. Sources without rows are left out.
+// REQUIRES: memory is allocated for their tensors.
+std::vector<gather_run> gather_merge(const std::vector<gather_source> & sources);
+
+// Slots are used in turn. start() may be called again while earlier slots are on their way; a slot's memory may be read
+// when wait() for it has returned, or ready() has said so. One thread, but for ready() and memory().
 class routing_gather {
 public:
     static constexpr size_t n_slots = 8;
 
-    virtual ~routing_gather() = default;
+    routing_gather(ggml_backend_dev_t dev, ggml_backend_t inner);
+    ~routing_gather(); // waits for what is on its way
+    routing_gather(const routing_gather &)             = delete;
+    routing_gather & operator=(const routing_gather &) = delete;
 
-    // Host memory of `size_bytes` and room for `n_sources` tensors in every slot. Returns false when it cannot be had.
+    // Host memory of `size_bytes` in every slot. Returns false when it cannot be had; then there is none at all.
     // REQUIRES: no slot is on its way.
-    virtual bool reserve(size_t size_bytes, size_t n_sources) = 0;
+    bool reserve(size_t size_bytes);
 
-    // Returns false when the device refuses; then nothing is on its way.
-    virtual bool start(size_t slot, const std::vector<gather_source> & sources) = 0;
-    virtual void wait(size_t slot)                                              = 0;
+    void start(size_t slot, const std::vector<gather_run> & runs);
+    void wait(size_t slot);
 
-    // Whether another thread may ask ready() while this one goes on. Without it wait() needs the backend itself.
-    virtual bool is_async() const { return false; }
+    // Whether another thread may ask ready() while this one goes on.
+    bool is_async() const;
+    bool ready(size_t slot) const;
 
-    virtual bool ready(size_t) { return false; }
+    const char * memory(size_t slot) const { return base + slot * slot_bytes; }
 
-    virtual const char * memory(size_t slot) const = 0;
-    virtual size_t       size_bytes() const        = 0;
-    virtual size_t       n_sources() const         = 0;
+    size_t size_bytes() const { return slot_bytes; }
+
+private:
+    ggml_backend_dev_t    dev;
+    ggml_backend_t        inner;
+    ggml_backend_event_t  copied[n_slots] = {}; // nullptr: the device has no events
+    ggml_backend_buffer_t buffer          = nullptr;
+    char *                base            = nullptr;
+    size_t                slot_bytes      = 0;
 };
-
-// Copies by the inner backend itself, one per tensor: for every device.
-std::unique_ptr<routing_gather> make_ggml_gather(ggml_backend_dev_t dev, ggml_backend_t inner);
-
-#ifdef MOECACHE_CUDA
-// One kernel for all tensors, through mapped memory. nullptr when `inner` is no CUDA backend.
-std::unique_ptr<routing_gather> make_cuda_gather(ggml_backend_dev_t dev, ggml_backend_t inner);
-
-// Versions such as "13.0"; "" when CUDA does not say.
-void cuda_versions(std::string & runtime, std::string & driver);
-#endif
 
 } // namespace moecache

@@ -168,15 +168,18 @@ class _Check:
             decode & (t.token == 0) & (t.batch >= 0),
             lambda i: f"phase is decode, but {self._place(i)} is the first token",
         )
+        # Of a request's tokens in a ubatch either all are given or all are generated (a draft with its first token).
         tokens = t.tokens
-        same = (tokens.batch[1:] == tokens.batch[:-1]) & (tokens.request[1:] == tokens.request[:-1])
-        crowded = np.zeros(len(tokens), dtype=bool)
-        crowded[1:] |= same
-        crowded[:-1] |= same
-        crowded &= tokens.batch >= 0
+        recorded = tokens.batch >= 0
+        starts = np.ones(len(tokens), dtype=bool)
+        starts[1:] = (tokens.batch[1:] != tokens.batch[:-1]) | (tokens.request[1:] != tokens.request[:-1])
+        group = np.cumsum(starts) - 1
+        some_prefill = np.zeros(group[-1] + 1, dtype=bool)
+        some_prefill[group[tokens.of_event[~decode]]] = True
+        mixed = (some_prefill[group] & recorded)[tokens.of_event]
         self._report(
-            decode & crowded[tokens.of_event],
+            decode & mixed,
             lambda i: (
-                f"phase is decode, but {self._place(i)} is not the only token of its request in ubatch {t.batch[i]}"
+                f"phase is decode, but another event of request {t.request[i]} in ubatch {t.batch[i]} says prefill"
             ),
         )

@@ -65,8 +65,17 @@ def the_log(path: str | Path) -> Path:
     logs = logs_in(path)
     if len(logs) > 1:
         names = ", ".join(log.name for log in logs)
-        raise TraceError(Path(path), None, f"holds {len(logs)} logs ({names}); name one of them, or merge them first")
+        raise TraceError(Path(path), None, f"holds {len(logs)} logs ({names}): {_how_to_choose(logs)}")
     return logs[0]
+
+
+def _how_to_choose(logs: list[Path]) -> str:
+    """Devices of one context compute its layers together; a draft model or an MTP layer has tokens of its own."""
+    metadata = run_json.read(run_json.path_for(logs[0])) or {}
+    devices = [context.get("device") for context in metadata.get("contexts") or []]
+    if len(devices) == len(logs) and len(set(devices)) < len(devices):
+        return "name one of them; each is of a context of its own, such as the target and its draft model or MTP layer"
+    return "name one of them, or put the devices of one context together with moecache trace merge"
 
 
 def _format_of(path: Path) -> Format:

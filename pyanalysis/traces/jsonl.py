@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from pyanalysis.traces import metadata as run_json
+from pyanalysis.traces import top1
 from pyanalysis.traces.errors import Problem, TraceError
 from pyanalysis.traces.event import RECORDS
 from pyanalysis.traces.lines import LineError, TruncatedLineError, parse_line
@@ -44,7 +45,7 @@ _NO_CACHE = (
 
 
 class JsonlReader:
-    """See log.Reader. Memory: one chunk of 8 MiB of text and its columns."""
+    """See log.Reader. Memory: one chunk of 8 MiB of text and its columns, and the top1 tokens beside the log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,6 +54,7 @@ class JsonlReader:
         self.metadata = run_json.read(run_json.path_for(path))
         if self.metadata is None:
             self.notes.append(f"no {run_json.path_for(path).name} beside it: model and settings are not known")
+        self._top1 = top1.open_beside(path)
         try:
             self._size = path.stat().st_size
             with path.open("rb"):
@@ -66,9 +68,14 @@ class JsonlReader:
             for block in self._blocks(file):
                 n_bytes += len(block)
                 chunk = self._chunk(block, n_lines + 1, on_problem)
+                if self._top1 is not None:
+                    chunk.table = self._top1.fill(chunk.table)
                 n_lines += block.count(b"\n")
                 chunk.done = n_bytes / max(self._size, n_bytes)
                 yield chunk
+        if self._top1 is not None:
+            self._top1.close(on_problem, complete=self._ended)
+            self.notes += self._top1.notes
 
     def _blocks(self, file: BinaryIO) -> Iterator[bytes]:
         """Whole lines; the last block may lack its line end."""
@@ -151,7 +158,10 @@ def _parse(text: bytes, schema: pa.Schema) -> pa.Table:
 
 
 class JsonlWriter:
-    """See log.Writer. Writes the log and, at the end, its run.json. An existing run.json of the same run is kept."""
+    """See log.Writer. Writes the log and, at the end, its run.json. An existing run.json of the same run is kept.
+
+    The top1 tokens beside a log that is replaced go with it: what is written here has them on its events.
+    """
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
         self._path = path
@@ -171,6 +181,7 @@ class JsonlWriter:
             run.path.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
             run.commit()
         self._log.commit()
+        top1.path_for(self._path).unlink(missing_ok=True)
 
     def discard(self) -> None:
         self._file.close()

@@ -110,7 +110,7 @@ class Structure:
             kinds = ", ".join(f"{count} of type {kind}" for kind, count in sorted(self.unknown.items()))
             found.append(f"lines of unknown types skipped: {kinds}")
         if not self.complete:
-            found.append("no end record: the process was killed, or still runs")
+            found.append("no end record: the process was killed or still runs, or the disk was full")
         return found
 
     def _one_run(self, table: pa.Table, lines: Lines, on_problem: OnProblem) -> None:

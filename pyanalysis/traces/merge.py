@@ -38,6 +38,9 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
     follow one another, with requests and ubatches counted on and a run_id of their own. Memory: the columns of all
     traces. Raises TraceError, naming the log that does not fit.
     """
+    for index, source in enumerate(sources):
+        if source.resolve() in [before.resolve() for before in sources[:index]]:
+            raise TraceError(source, None, "is named twice: merge needs different logs")
     traces = [read_trace(source) for source in sources]
     for trace in traces:
         if trace.n_events == 0:
@@ -146,7 +149,10 @@ def _same_tokens(one: Trace, other: Trace) -> None:
     differs = np.flatnonzero((seen[0][:n] != seen[1][:n]).any(axis=1))
     place = int(differs[0]) if differs.size else n
     ubatch = min(int(tokens[place, 0]) for tokens in seen if place < len(tokens))
-    reason = f"has other tokens in ubatch {ubatch} than {one.path.name}: these are not devices of one context"
+    reason = (
+        f"has other tokens in ubatch {ubatch} than {one.path.name}: these are not devices of one context. The context "
+        "of a draft model or an MTP layer has ubatches, and a cache, of its own: use its log by itself"
+    )
     raise TraceError(other.path, None, reason)
 
 
@@ -204,6 +210,8 @@ def _common(traces: list[Trace]) -> Metadata:
     }
     metadata.pop("contexts", None)
     metadata.pop("edits", None)
+    if not all(run_json.has_timings(trace.metadata) for trace in traces):
+        metadata["timings"] = False
     runs = [{"run_id": t.run_id, "context_id": t.context_id, "edits": t.metadata.get("edits") or []} for t in traces]
     digest = hashlib.sha256(repr(runs).encode()).hexdigest()[:12]
     return run_json.edited({**metadata, "run_id": f"merged-{digest}"}, "merge", runs=runs)

@@ -79,7 +79,11 @@ def _reason_against(value: object) -> str | None:
     missing = [name for name in _RUN_FIELDS if name not in value]
     if missing:
         return f"lacks the field {missing[0]} (null where it is not known)"
-    return _reason_against_model("model", value["model"]) or _reason_against_contexts(value.get("contexts"))
+    return (
+        _reason_against_model("model", value["model"])
+        or _reason_against_contexts(value.get("contexts"))
+        or _reason_against_top1(value)
+    )
 
 
 def _reason_against_version(version: object) -> str | None:
@@ -114,6 +118,15 @@ def _reason_against_contexts(contexts: object) -> str | None:
             return f"contexts[{index}] must be an object with a context_id, got {shown(context)}"
         if reason := _reason_against_model(f"contexts[{index}].model", context.get("model")):
             return reason
+    return None
+
+
+def _reason_against_top1(value: Metadata) -> str | None:
+    every = value.get("top1_every")
+    if every is not None and not (_is_count(every) and every > 0):
+        return f"top1_every must be a whole number of at least 1 or null, got {shown(every)}"
+    if not isinstance(value.get("timings", True), bool):
+        return f"timings must be true or false, got {shown(value['timings'])}"
     return None
 
 
@@ -161,6 +174,11 @@ def experts_of(model: Metadata, layer: int, family: str) -> int | None:
             return count
     n_experts: int | None = model["n_experts"]
     return n_experts if family == "exps" else None
+
+
+def has_timings(metadata: Metadata) -> bool:
+    """Whether durations of the run mean anything: not where something (the recording of top1_token) cut its graphs."""
+    return metadata.get("timings") is not False
 
 
 def edited(metadata: Metadata, tool: str, **what: Any) -> Metadata:  # noqa: ANN401 - any JSON

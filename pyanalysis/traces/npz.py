@@ -6,6 +6,7 @@ Also reads archives of other projects' traces, which hold little more than `ids`
 from __future__ import annotations
 
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -38,8 +39,12 @@ class NpzReader:
         self.path = path
         self.notes: list[str] = []
         try:
+            if not zipfile.is_zipfile(path):  # np.load would advise to unpickle it
+                self._refuse("is no numpy archive, or a truncated one")
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 self._arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
+        except TraceError:
+            raise
         except OSError as error:
             raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
         except Exception as error:  # noqa: BLE001 - zipfile and numpy raise many kinds on a damaged file

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyanalysis.traces import metadata as run_json
+
 if TYPE_CHECKING:
     from pyanalysis.traces.trace import Array, Trace
 
@@ -51,6 +53,8 @@ class Summary:
     complete: bool
     gini: float | None  # mean over layers
     overlap: float | None  # over all events that have a token before
+    n_top1_events: int | None  # events with a top1_token; None: the log has no such column
+    timings: bool  # False: the run gives none
     layers: list[LayerSummary]
     notes: list[str]
 
@@ -114,6 +118,8 @@ def summarize(trace: Trace, n_top: int = 5) -> Summary:
         complete=trace.complete,
         gini=float(np.mean(ginis)) if ginis else None,
         overlap=_mean(overlap),
+        n_top1_events=None if trace.top1 is None else int((trace.top1 >= 0).sum()),
+        timings=run_json.has_timings(trace.metadata),
         layers=layers,
         notes=list(trace.notes),
     )
@@ -164,6 +170,8 @@ def as_text(summary: Summary) -> str:
         f"tokens    {summary.n_tokens:,} ({phases}) in {_count(summary.n_requests, 'request')}, {batches}",
         f"events    {summary.n_events:,} of {_count(len(summary.layers), 'layer')}, {lost}, {state}",
         f"locality  {_percent(summary.overlap)} of a token's experts were used by the token before; {gini_text}",
+        *([] if summary.n_top1_events is None else [f"top1      recorded on {_count(summary.n_top1_events, 'event')}"]),
+        *([] if summary.timings else ["timings   none: the run's graphs were cut to record top1_token"]),
         *(f"note      {note}" for note in summary.notes),
     ]
     return "\n".join([*lines, "", *_table(summary)])

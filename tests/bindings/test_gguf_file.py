@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from ggml_moecache import embedded_model
@@ -114,3 +116,34 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     write_moe(tmp_path / "moe.gguf")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert read_model(Path("~/moe.gguf")).path == tmp_path / "moe.gguf"
+
+
+@pytest.mark.parametrize(
+    ("file_type", "name"),
+    [(0, "F32"), (1, "F16"), (15, "Q4_K_M"), (1024, None), (1024 + 15, None), (9999, None), (None, None)],
+)
+def test_quantization(tmp_path, file_type, name):
+    """llama.h: LLAMA_FTYPE_ALL_F32 is 0, MOSTLY_F16 1, MOSTLY_Q4_K_M 15; the bit 1024 marks a guess."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    if file_type is not None:
+        writer.add_file_type(file_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert read_model(tmp_path / "m.gguf").quantization == name
+
+
+def test_where_the_data_of_a_tensor_lie(tmp_path):
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("a", np.zeros(5, np.float32))
+    writer.add_tensor("b", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = read_model(tmp_path / "m.gguf").tensors[1]
+    assert (tensor.path, tensor.shape) == (tmp_path / "m.gguf", (3, 2))
+    read = np.fromfile(tensor.path, np.float32, 6, offset=tensor.offset_bytes)
+    np.testing.assert_array_equal(read, values.ravel())

@@ -142,6 +142,7 @@ def test_log_folder_and_run_json(tmp_path):
     run = json.loads((folder / "run.json").read_text())
     assert run["model"]["file"] == "tiny-qwen35moe-Q4_0.gguf"
     assert run["model"]["architecture"] == "qwen35moe"
+    assert run["model"]["quantization"] == "Q4_0"
     assert run["model"]["sha256"] == sha256
     assert (run["model"]["n_layers"], run["model"]["n_experts"], run["model"]["top_k"]) == (8, 128, 8)
     assert run["seed"] == 7
@@ -163,3 +164,27 @@ def test_bad_settings_of_the_log(arguments, message):
     with pytest.raises(errors.ConfigError, match=message):
         ggml_moecache.load_model(verbose=False, **arguments)
     ggml_moecache.load_model(verbose=False, n_ctx=64).close()  # nothing of it stays
+
+
+def test_folders_that_cannot_take_a_log(tmp_path):
+    """Said before the model is loaded; a second model of this process may log into the same folder."""
+    used, rest, file = tmp_path / "used", tmp_path / "rest", tmp_path / "file"
+    used.mkdir()
+    rest.mkdir()
+    (rest / "routing.top1.jsonl").write_text("")
+    (used / "run.json").write_text('{"run_id": "of another process"}')
+    file.write_text("mine")
+    bad = ((used, "log of another run"), (rest, "log of another run"), (file, "is a file"), (file / "x", "be made"))
+    for folder, words in bad:
+        with pytest.raises(errors.ConfigError, match=words):
+            ggml_moecache.load_model(log=folder, verbose=False, n_ctx=64)
+    with pytest.raises(errors.ConfigError, match="must name a folder"):
+        ggml_moecache.load_model(log="", verbose=False, n_ctx=64)
+    folder = tmp_path / "log"
+    models = []
+    for _ in range(2):
+        models.append(ggml_moecache.load_model(log=folder, verbose=False, n_ctx=64))
+        models[-1].eval(TOKENS)
+    for model in models:
+        model.close()
+    assert len(list(folder.glob("routing*.jsonl"))) == 2

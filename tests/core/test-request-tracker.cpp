@@ -8,9 +8,10 @@
 using namespace moecache;
 
 // "request:position" per token, "d" behind decode tokens
-static std::string assign(request_tracker & tracker, std::vector<int32_t> positions) {
+static std::string assign(request_tracker & tracker, std::vector<int32_t> positions,
+                          const std::vector<int32_t> * outputs = nullptr) {
     std::vector<token_info> tokens;
-    tracker.assign(positions.data(), positions.size(), tokens);
+    tracker.assign(positions.data(), positions.size(), tokens, nullptr, outputs);
     std::string text;
     for (const token_info & token : tokens) {
         text += (text.empty() ? "" : " ") + std::to_string(token.request_id) + ":" + std::to_string(token.token_index);
@@ -188,4 +189,52 @@ TEST(without_cells_a_prompt_after_a_warm_up_is_one_request) {
     request_tracker tracker;
     CHECK_EQ(assign(tracker, { 0, 1 }), "0:0 0:1");
     CHECK_EQ(assign(tracker, { 0, 1, 2, 3 }), "1:0 1:1 1:2 1:3");
+}
+
+// `outputs`: rows whose logits are wanted.
+static std::string assign_outputs(request_tracker & tracker, std::vector<int32_t> positions,
+                                  const std::vector<int32_t> & outputs) {
+    return assign(tracker, std::move(positions), &outputs);
+}
+
+TEST(a_draft_that_is_verified_is_decode) {
+    request_tracker tracker;
+    CHECK_EQ(assign_outputs(tracker, { 0, 1 }, {}), "0:0 0:1");
+    CHECK_EQ(assign_outputs(tracker, { 2, 3 }, { 1 }), "0:2 0:3"); // the prompt's last token
+    CHECK_EQ(assign_outputs(tracker, { 4, 5, 6, 7 }, { 0, 1, 2, 3 }), "0:4d 0:5d 0:6d 0:7d");
+    CHECK_EQ(assign_outputs(tracker, { 8 }, { 0 }), "0:8d");
+    CHECK_EQ(assign_outputs(tracker, { 9, 10, 11 }, { 2 }), "0:9 0:10 0:11"); // the next part of a conversation
+}
+
+TEST(a_prompt_of_which_all_logits_are_wanted_is_prefill) {
+    request_tracker tracker;
+    CHECK_EQ(assign_outputs(tracker, { 0, 1 }, { 0, 1 }), "0:0 0:1");
+    CHECK_EQ(assign_outputs(tracker, { 2, 3 }, { 0, 1 }), "0:2 0:3");
+}
+
+TEST(drafts_and_prompts_of_several_requests_in_one_ubatch) {
+    request_tracker tracker;
+    CHECK_EQ(assign_outputs(tracker, { 0, 1, 2 }, { 2 }), "0:0 0:1 0:2");
+    CHECK_EQ(assign_outputs(tracker, { 3, 4, 0, 1 }, { 0, 1, 3 }), "0:3d 0:4d 1:0 1:1");
+    CHECK_EQ(assign_outputs(tracker, { 2, 3 }, { 0, 1 }), "1:2d 1:3d");
+}
+
+TEST(where_outputs_are_not_known_only_single_tokens_are_decode) {
+    request_tracker tracker;
+    CHECK_EQ(assign_outputs(tracker, { 0, 1 }, { 1 }), "0:0 0:1");
+    CHECK_EQ(assign(tracker, { 2, 3 }), "0:2 0:3");
+    CHECK_EQ(assign(tracker, { 4 }), "0:4d");
+}
+
+TEST(more_requests_in_a_ubatch_than_are_kept) {
+    request_tracker            tracker;
+    const std::vector<int32_t> positions(300, 0);
+    std::vector<int32_t>       outputs(300);
+    for (int32_t i = 0; i < 300; i++) {
+        outputs[static_cast<size_t>(i)] = i;
+    }
+    std::vector<token_info> tokens;
+    tracker.assign(positions.data(), positions.size(), tokens, nullptr, &outputs);
+    CHECK_EQ(tokens.back().request_id, 299u);
+    CHECK_EQ(static_cast<int>(tokens.front().phase), static_cast<int>(MOECACHE_PHASE_PREFILL));
 }

@@ -2,11 +2,13 @@
 
 #include "check.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <sstream>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -185,4 +187,28 @@ TEST(a_full_disk_is_an_error_and_counts_as_lost) {
     CHECK_EQ(log->error(), "No space left on device");
     CHECK_EQ(log->n_written(), 0u);
     CHECK_EQ(log->n_lost(), 10u);
+}
+
+// A limit on the length of files stands for a disk that has room for some lines and a part of the next.
+TEST(what_a_full_disk_has_taken_counts_as_stored) {
+    scratch_folder folder;
+    std::signal(SIGXFSZ, SIG_IGN);
+    rlimit before {};
+    getrlimit(RLIMIT_FSIZE, &before);
+    std::string error;
+    auto        log = routing_log::open(options(folder.path + "/log", 4096), error);
+    rlimit      low = before;
+    low.rlim_cur    = 10000;
+    setrlimit(RLIMIT_FSIZE, &low);
+    for (int32_t token = 0; token < 100; token++) {
+        put(*log, token);
+    }
+    log->close();
+    setrlimit(RLIMIT_FSIZE, &before);
+    CHECK(log->failed());
+    const std::vector<std::string> lines = lines_of(folder.path + "/log/routing.jsonl");
+    CHECK(lines.size() > 1 && lines.size() < 100);
+    CHECK(lines.back().back() != '}'); // cut off
+    CHECK_EQ(log->n_written(), lines.size() - 1);
+    CHECK_EQ(log->n_written() + log->n_lost(), 100u);
 }

@@ -71,6 +71,8 @@ class Scenario:
     is_mtp: bool = False
     # Read the router's choice and weights through the eval callback at every decode step.
     observe_routing: bool = False
+    # Read the hidden state behind every layer (l_out) likewise.
+    observe_hidden: bool = False
 
 
 @dataclass(frozen=True)

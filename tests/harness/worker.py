@@ -21,6 +21,7 @@ from tests.harness import plan as plans
 from tests.harness.ggml import BufferTypeOverride, Ggml, Tensor
 
 ROUTING_PREFIX = ("ffn_moe_topk-", "ffn_moe_weights")
+HIDDEN_PREFIX = ("l_out-",)
 
 DEBUG_LEVEL = 1  # GGML_LOG_LEVEL_DEBUG
 
@@ -49,6 +50,7 @@ class Session:
         self._contexts: dict[int, Any] = {}
         self._saved: dict[int, bytes] = {}
         self._observed: list[tuple[str, npt.NDArray[Any]]] = []
+        self._wanted: tuple[str, ...] = ()
         self._model = self._load(device)
 
     def run(self, scenario: plans.Scenario) -> Arrays:
@@ -111,7 +113,8 @@ class Session:
                 llama_cpp.LLAMA_CONTEXT_TYPE_MTP if scenario.is_mtp else llama_cpp.LLAMA_CONTEXT_TYPE_DEFAULT
             )
             params.n_threads = params.n_threads_batch = self._plan.n_threads
-            if scenario.observe_routing:
+            if scenario.observe_routing or scenario.observe_hidden:
+                self._wanted = ROUTING_PREFIX * scenario.observe_routing + HIDDEN_PREFIX * scenario.observe_hidden
                 callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
                 self._keep.append(callback)
                 params.cb_eval = callback
@@ -123,7 +126,7 @@ class Session:
 
     def _on_node(self, address: int, ask: bool, _user: ctypes.c_void_p) -> bool:
         name = Tensor.from_address(address).name.decode()
-        wanted = name.startswith(ROUTING_PREFIX)
+        wanted = name.startswith(self._wanted)
         if wanted and not ask:
             self._observed.append((name, self._ggml.read(address)))
         return wanted or not ask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,16 +15,19 @@ from pathlib import Path
 import pytest
 
 from ggml_moecache import embedded_model
-from pyanalysis import bench_log
+from ggml_moecache.errors import ConfigError
+from pyanalysis import bench_log, run
 from pyanalysis.llama_bench import BenchError
 from pyanalysis.traces import read_trace
+from tests.models.generate import model_path
 
 MOECACHE = Path(sys.executable).with_name("moecache")
 
 
 def moecache(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [MOECACHE, *arguments]
     return subprocess.run(
-        [MOECACHE, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, check=False
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=180, check=False
     )
 
 
@@ -36,15 +40,57 @@ def test_run_logs_a_whole_request(tmp_path):
     trace = read_trace(folder)
     assert len(trace.layer) == (6 + 3) * 8
     assert set(trace.request) == {0}
-    run = json.loads((folder / "run.json").read_text())
-    assert run["model"]["sha256"] == hashlib.sha256(embedded_model().read_bytes()).hexdigest()
-    assert run["model"]["architecture"] == "qwen35moe"
+    described = json.loads((folder / "run.json").read_text())["model"]
+    assert described["sha256"] == hashlib.sha256(embedded_model().read_bytes()).hexdigest()
+    assert (described["architecture"], described["quantization"]) == ("qwen35moe", "Q4_0")
     shown = moecache("trace", "check", str(folder))
     assert shown.returncode == 0, shown.stdout + shown.stderr
 
     again = moecache("run", *arguments)
     assert again.returncode == 2
     assert again.stderr.splitlines()[-1].startswith(f"moecache: error: {folder} holds the log of another run")
+
+
+def test_run_records_top1_tokens(tmp_path):
+    """6 tokens of prompt and 6 generated ones, of which the last is not computed; 0, 4 and 8 are sampled."""
+    folder = tmp_path / "log"
+    arguments = ("-p", "SQLite is a library that", "-n", "6", "--temp", "0")
+    result = moecache("run", *arguments, "--log", str(folder), "--top1-every", "4")
+    assert result.returncode == 0, result.stderr
+    assert "moecache: top1_token is recorded for one token in 4: this run gives no timings" in result.stderr
+    stock = moecache("run", *arguments)
+    assert result.stdout.strip() == stock.stdout.strip()
+    trace = read_trace(folder)
+    assert sorted(set(trace.token[trace.top1 >= 0])) == [0, 4, 8]
+    assert (trace.top1 >= 0).sum() == 3 * 8
+    described = json.loads((folder / "run.json").read_text())
+    assert (described["top1_every"], described["timings"]) == (4, False)
+    assert described["model"]["sha256"] == hashlib.sha256(embedded_model().read_bytes()).hexdigest()
+    shown = moecache("trace", "show", str(folder))
+    assert "top1      recorded on 24 events\ntimings   none" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--top1-every", "4"), "--top1-every needs --log DIR"),
+        (("--top1-every", "x", "--log", "new"), "--top1-every must be a whole number of at least 1. Got 'x' instead."),
+        (("--top1-every", "0", "--log", "new"), "Got '0' instead."),
+        (("--top1-every=4", "--log", "new", "--show-command"), "--top1-every excludes --show-command"),
+        (("--top1-every=4", "--log", "new", "-fa", "off"), "-fa cannot be used. A stock program has no eval callback"),
+        (("--top1-every=4", "--log", "new", "-n", "0"), "-n must be a number of tokens, or -1"),
+        (("--top1-every=4", "--log", "new", "-n"), "-n needs a value"),
+        (("--top1-every=4", "--log", "new", "-c", "8", "-p", "SQLite is a library that you may use for free" * 3),
+         "tokens, more than -c 8 leaves room for; raise -c"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_top1_every(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = moecache("run", *(() if "-p" in arguments else ("-p", "x")), *arguments)
+    assert result.returncode == 2
+    (error,) = [text for text in result.stderr.splitlines() if "error" in text]
+    assert error.startswith("moecache: error: ")
+    assert words in error
 
 
 def test_a_log_folder_that_is_a_file(tmp_path):
@@ -54,6 +100,51 @@ def test_a_log_folder_that_is_a_file(tmp_path):
     assert result.returncode == 2
     assert f"moecache: error: {path} is a file, not a folder" in result.stderr
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--log", ""), "--log needs a value"),
+        (("--log=",), "--log needs a value"),
+        (("--log", "file/log"), "file/log cannot be made for the log: Not a directory."),
+        (("--log", "/proc/log"), "/proc/log cannot be made for the log: No such file or directory."),
+    ],
+)
+def test_bad_log_folders(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    result = moecache("run", "-p", "x", "-n", "1", *arguments)
+    assert result.returncode == 2
+    assert f"moecache: error: {words}" in result.stderr.splitlines()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_without_a_log_is_an_error(tmp_path):
+    """A dense model: it runs, and there is nothing to log."""
+    folder = tmp_path / "log"
+    model = ("-m", str(model_path("dense", "F32")))
+    result = moecache("run", *model, "-p", "x", "-n", "1", "--log", str(folder))
+    assert result.returncode == 1
+    said = f"moecache: error: no log was written to {folder}: no expert was computed on the device"
+    assert said in result.stderr.splitlines()
+    lens = moecache("run", *model, "-p", "x", "-n", "1", "--log", str(tmp_path / "lens"), "--top1-every", "2")
+    assert lens.returncode == 1
+    assert said.replace(str(folder), str(tmp_path / "lens")) in lens.stderr.splitlines()
+
+
+def test_run_json_that_cannot_be_completed_is_one_error(tmp_path, monkeypatch):
+    """As on a full disk: what the plugin has written stays."""
+    (tmp_path / "run.json").write_text('{"model": null}')
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"run\.json could not be completed with the model's file: No space left"):
+        run.describe_log(tmp_path, embedded_model())
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert (tmp_path / "run.json").read_text() == '{"model": null}'
 
 
 def test_a_killed_process_leaves_complete_lines(tmp_path):

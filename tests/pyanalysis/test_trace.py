@@ -153,7 +153,7 @@ def test_notes_of_the_source_go_to_stderr(trace, log):
     log.write_text(logs.text_of(logs.base_events()))
     status, out, err = trace("convert", "log", "a.parquet")
     assert (status, out) == (0, "")
-    assert err == "moecache: note: no end record: the process was killed, or still runs\n"
+    assert err == "moecache: note: no end record: the process was killed or still runs, or the disk was full\n"
 
 
 @pytest.mark.usefixtures("log")

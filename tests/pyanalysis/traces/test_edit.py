@@ -296,3 +296,11 @@ def test_merge_of_layers_without_ubatches(tmp_path, monkeypatch):
         edit.cut(log, writer, edit.Selection(layers=frozenset([layer])))
     merge.merge([tmp_path / "1", tmp_path / "0"], traces.open_writer(tmp_path / "out"))
     assert logs.records_in(tmp_path / "out" / "routing.jsonl") == [*content, end(24)]
+
+
+def test_merge_of_a_log_with_itself(tmp_path):
+    log = logs.write(tmp_path, logs.base_log())
+    writer = traces.open_writer(tmp_path / "out")
+    with pytest.raises(traces.TraceError, match="is named twice: merge needs different logs"):
+        merge.merge([log, tmp_path / ".." / tmp_path.name / "routing.jsonl"], writer)
+    writer.discard()

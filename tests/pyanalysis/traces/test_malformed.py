@@ -103,7 +103,7 @@ EVENTS = {
     "decode_of_first_token": (changed(1, phase="decode"), 1,
                               "phase is decode, but request 0, token 0, layer 0 is the first token"),
     "decode_in_a_prompt": (changed(2, phase="decode"), 2,
-                           "phase is decode, but request 0, token 1, layer 0 is not the only token of its request"),
+                           "phase is decode, but another event of request 0 in ubatch 0 says prefill"),
 }  # fmt: skip
 
 
@@ -156,7 +156,10 @@ def test_log_of_a_killed_process_is_read_up_to_its_last_complete_line(tmp_path):
     trace = traces.read_trace(log)
     assert trace.n_events == 10
     assert not trace.complete
-    assert trace.notes == ("line 11 is cut off and left out", "no end record: the process was killed, or still runs")
+    assert trace.notes == (
+        "line 11 is cut off and left out",
+        "no end record: the process was killed or still runs, or the disk was full",
+    )
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
@@ -302,6 +305,15 @@ def test_npz(tmp_path, arrays, reason):
     assert caught.value.problem.reason.startswith(reason)
 
 
+def test_npz_foreign(tmp_path):
+    """numpy would take such a file for a pickle and tell how to load it unsafely."""
+    path = tmp_path / "t.npz"
+    path.write_bytes(b"GGUF" * 20)
+    with pytest.raises(traces.TraceError) as caught:
+        traces.open_reader(path)
+    assert str(caught.value) == f"{path}: is no numpy archive, or a truncated one"
+
+
 def test_npz_truncated(tmp_path):
     path = tmp_path / "t.npz"
     np.savez(path, ids=IDS, n_experts=4)
@@ -323,7 +335,7 @@ def test_missing_paths(tmp_path):
 def test_directory_of_several_logs_is_not_read_in_part(tmp_path):
     log = logs.write(tmp_path, logs.base_log())
     (tmp_path / "routing-1.jsonl").write_bytes(log.read_bytes())
-    with pytest.raises(traces.TraceError, match=r"holds 2 logs \(routing\.jsonl, routing-1\.jsonl\); name one of them"):
+    with pytest.raises(traces.TraceError, match=r"holds 2 logs \(routing\.jsonl, routing-1\.jsonl\): name one of them"):
         traces.read_trace(tmp_path)
 
 

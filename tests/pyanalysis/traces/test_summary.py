@@ -111,7 +111,7 @@ def test_text_shows_losses_and_families(tmp_path):
     trace = traces.read_trace(logs.write(tmp_path, [*both, overflow(2, 1234)]))
     lines = summary.as_text(summary.summarize(trace)).splitlines()
     assert lines[3] == "events    2 of 2 layers, 1,234 events LOST, NOT complete"
-    assert lines[5] == "note      no end record: the process was killed, or still runs"
+    assert lines[5] == "note      no end record: the process was killed or still runs, or the disk was full"
     assert lines[7].split()[:3] == ["layer", "family", "events"]
     assert lines[9].split()[:3] == ["0", "chexps", "1"]
 
@@ -127,3 +127,11 @@ def test_gini_is_half_the_relative_mean_absolute_difference(counts):
     x = np.array(counts)
     by_definition = np.abs(x[:, None] - x[None, :]).sum() / (2 * len(x) ** 2 * x.mean())
     assert summary.gini(x) == pytest.approx(by_definition, abs=1e-12)
+
+
+def test_a_verified_draft_is_decode(tmp_path):
+    """Positions 3 and 4 of the base log as one ubatch: a token and its draft."""
+    log = [{**e, "batch_id": min(e["batch_id"], 1)} for e in logs.base_events()]
+    log.sort(key=lambda e: (e["batch_id"], e["layer_id"], e["token_index"]))
+    found = summary.summarize(traces.read_trace(logs.write(tmp_path, [*log, logs.end()])))
+    assert (found.n_prefill_tokens, found.n_decode_tokens, found.n_batches) == (3, 2, 2)
