@@ -159,9 +159,6 @@ static void write_counters(json_writer & json, const context_counters & c) {
     json.value("n_log_events", c.n_log_events.load())
         .value("n_log_lost", c.n_log_lost.load())
         .value("log_ns", c.log_ns.load());
-    json.value("n_log_events", c.n_log_events.load())
-        .value("n_log_lost", c.n_log_lost.load())
-        .value("log_ns", c.log_ns.load());
 }
 
 std::string status_json() {

@@ -92,6 +92,23 @@ TEST(a_context_that_never_computed_is_forgotten_others_stay) {
     CHECK(status_any_known());
 }
 
+TEST(every_field_of_the_json_stands_there_once) {
+    const auto        only = context_status::create(active_facts());
+    const std::string json = status_json();
+    size_t            n    = 0;
+    for (size_t at = json.find("\"context_id\""); at != std::string::npos; at = json.find("\"context_id\"", at + 1)) {
+        n++;
+    }
+    for (const char * name : { "\"n_hits\"", "\"copy_bytes\"", "\"n_log_events\"", "\"n_log_lost\"", "\"log_ns\"" }) {
+        size_t found = 0;
+        for (size_t at = json.find(name); at != std::string::npos; at = json.find(name, at + 1)) {
+            found++;
+        }
+        CHECK_EQ(found, n);
+    }
+    only->close();
+}
+
 TEST(the_status_file_is_replaced_as_a_whole) {
     const std::string path = "/tmp/moecache-test-status-" + std::to_string(getpid()) + ".json";
     std::ofstream(path) << "old";
