@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <climits>
 #include <set>
+#include <utility>
 
 namespace moecache {
 
@@ -23,6 +24,7 @@ struct backend_context {
     int  last_layer  = INT_MAX;              // of the last block computed: a ubatch goes up through the layers
     bool announced   = false;                // the status line was written
     bool all_refused = false;                // capacity `all`, but there was no room: not tried again
+    bool cache_tried = false;                // a capacity in between: the cache was made, or could not be
     bool failed      = false;                // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
     bool file_failed = false;                // the status file could not be written: said once, not tried again
 };
@@ -67,7 +69,7 @@ static bool fall_back(backend_context * context, reason why, const std::string &
                        detail.empty() ? "" : " - ", reason_text(why));
         return false;
     }
-    if (first && why != reason::no_room) { // that one is the status line
+    if (first && why != reason::no_room && why != reason::no_cache) { // that one is the status line
         GGML_LOG_WARN("moecache: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
                       reason_text(why));
     }
@@ -86,15 +88,17 @@ static expert_placement placement_of(backend_context * context, const ggml_cgrap
 }
 
 static context_facts current_facts(backend_context * context, const expert_placement & placement) {
-    device_context * device  = device_get(context->dev);
-    context_facts    facts   = context->status->facts();
-    facts.n_experts          = placement.n_experts;
-    facts.n_resident         = placement.n_resident;
-    facts.n_layers           = placement.n_layers;
-    facts.n_layers_elsewhere = placement.n_elsewhere;
-    facts.store_bytes        = device->store_bytes;
-    facts.store_pinned_bytes = device->store_pinned_bytes;
-    facts.resident_bytes     = context->moe->residents.bytes();
+    device_context * device    = device_get(context->dev);
+    context_facts    facts     = context->status->facts();
+    facts.n_experts            = placement.n_experts;
+    const expert_cache * cache = context->moe->cache.get();
+    facts.n_resident           = cache != nullptr ? cache->n_slots() : placement.n_resident;
+    facts.n_layers             = placement.n_layers;
+    facts.n_layers_elsewhere   = placement.n_elsewhere;
+    facts.store_bytes          = device->store_bytes;
+    facts.store_pinned_bytes   = device->store_pinned_bytes;
+    facts.resident_bytes       = cache != nullptr ? cache->size_bytes() : context->moe->residents.bytes();
+    facts.policy               = cache != nullptr ? cache->policy_name() : "";
     return facts;
 }
 
@@ -160,6 +164,30 @@ static bool make_resident(backend_context * context, const ggml_cgraph * graph) 
     return true;
 }
 
+// --- capacities in between --------------------------------------------------------------------------------------------------------
+
+// Make the cache. Returns false when the computation must end.
+static bool make_cache(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+    uint32_t n_used = 0;
+    for (const moe_block & block : plan.walk.blocks) {
+        n_used = std::max(n_used, static_cast<uint32_t>(block.ids->ne[0]));
+    }
+    cache_request request { context->dev, context->inner, context->settings, n_used };
+    std::string   why;
+    context->cache_tried = true;
+    context->moe->cache  = expert_cache::make(request, placement_of(context, graph).stored, why);
+    context->moe->forget_plans();
+    if (context->moe->cache == nullptr) {
+        context_facts facts = current_facts(context, placement_of(context, graph));
+        facts.state         = context_state::inactive;
+        facts.why           = reason::no_cache;
+        facts.detail        = why;
+        announce(context, facts);
+        return fall_back(context, reason::no_cache, why);
+    }
+    return why.empty() || fall_back(context, reason::fewer_slots, why);
+}
+
 // --- compute ------------------------------------------------------------------------------------------------------------------------
 
 static bool announce_active(backend_context * context, const ggml_cgraph * graph) {
@@ -193,6 +221,22 @@ static bool is_warmup(backend_context * context, const graph_plan & plan) {
     return plan.warmup && at_the_start && plan.walk.blocks.front().n_tokens <= 2;
 }
 
+// The cache counts for itself; the status is told after every graph.
+static void count_cache(backend_context * context) {
+    moe_op & moe = *context->moe;
+    if (moe.cache == nullptr) {
+        return;
+    }
+    context_counters &     counters = context->status->counters;
+    const cache_counters & cache    = moe.cache->counters();
+    counters.n_hits += std::exchange(moe.n_shared_hits, 0);
+    counters.n_misses += std::exchange(moe.n_shared_misses, 0);
+    counters.n_copies      = cache.admissions;
+    counters.copy_bytes    = cache.copy_bytes;
+    counters.n_evictions   = cache.evictions;
+    counters.n_copies_late = cache.copies_late;
+}
+
 static void count(backend_context * context, const graph_plan & plan) {
     context_counters & counters = context->status->counters;
     // A ubatch may reach us in several parts (layers on the CPU between, an eval callback): it is one graph all the
@@ -209,6 +253,8 @@ static void count(backend_context * context, const graph_plan & plan) {
     counters.n_misses += plan.counts.n_misses;
     counters.n_partial_blocks += plan.counts.n_partial_blocks;
     counters.n_unknown_blocks += plan.counts.n_unknown_blocks;
+    counters.n_whole_blocks += plan.counts.n_whole_blocks;
+    count_cache(context);
 }
 
 // Returns false when the computation must end.
@@ -232,9 +278,13 @@ static bool lacks_copies(backend_context * context, const graph_plan & plan, con
 
 // Prepare the plan of `graph`: residents first, when it is time for them. nullptr when the computation must end.
 static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
-    graph_plan * plan         = context->moe->plan(graph);
-    const bool   wants_copies = plan != nullptr && context->settings.capacity == capacity_kind::all &&
-                              !context->all_refused && !is_warmup(context, *plan);
+    graph_plan * plan = context->moe->plan(graph);
+    if (plan != nullptr && context->settings.capacity.partial() && !context->cache_tried &&
+        !plan->walk.blocks.empty() && !is_warmup(context, *plan)) {
+        return make_cache(context, *plan, graph) ? context->moe->plan(graph) : nullptr;
+    }
+    const bool wants_copies =
+        plan != nullptr && context->settings.capacity.all() && !context->all_refused && !is_warmup(context, *plan);
     if (!wants_copies || !lacks_copies(context, *plan, graph)) {
         return plan;
     }
@@ -265,6 +315,9 @@ static enum ggml_status backend_graph_compute(ggml_backend_t backend, ggml_cgrap
     if (plan->counts.n_partial_blocks > 0 && !fall_back(context, reason::partial_block, "")) {
         return GGML_STATUS_FAILED;
     }
+    if (plan->counts.n_whole_blocks > 0 && !fall_back(context, reason::whole_block, "")) {
+        return GGML_STATUS_FAILED;
+    }
     if (plan->counts.n_unknown_blocks > 0 && !fall_back(context, reason::unknown_block, "")) {
         return GGML_STATUS_FAILED;
     }
@@ -289,8 +342,9 @@ static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
     context->log.reset();
     if (context->announced) { // an adapter may have been freed since
-        context_facts facts  = context->status->facts();
-        facts.resident_bytes = context->moe->residents.bytes();
+        context_facts facts = context->status->facts();
+        facts.resident_bytes =
+            context->moe->cache != nullptr ? context->moe->cache->size_bytes() : context->moe->residents.bytes();
         context->status->update(facts);
     }
     context->moe.reset();
@@ -440,7 +494,7 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
     facts.device = device->name;
     facts.inner =
         std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
-    facts.capacity  = context->settings.capacity;
+    facts.capacity  = context->settings.capacity.text;
     context->status = context_status::create(facts);
     if (context_log::wanted(context->settings)) {
         context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status);

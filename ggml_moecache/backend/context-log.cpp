@@ -125,7 +125,7 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
     facts.context_id              = status->context_id();
     facts.device                  = device->name;
     facts.gpu                     = device->standin ? "" : ggml_backend_dev_description(device->inner);
-    facts.capacity                = capacity_name(settings.capacity);
+    facts.capacity                = settings.capacity.text;
     facts.folder                  = settings.log_folder;
     facts.n_layers                = count_layers(graph);
     facts.top_k                   = static_cast<uint64_t>(plan.walk.blocks.front().ids->ne[0]);

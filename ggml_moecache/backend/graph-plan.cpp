@@ -1,6 +1,8 @@
 #include "backend/graph-plan.h"
 
 #include "backend/buffer-type.h"
+#include "backend/expert-cache.h"
+#include "backend/missed-rows.h"
 #include "core/expert-name.h"
 
 #include <algorithm>
@@ -12,6 +14,11 @@ graph_plan::~graph_plan() {
     ggml_free(shadows);
 }
 
+plan_segment::plan_segment()                                     = default;
+plan_segment::~plan_segment()                                    = default;
+plan_segment::plan_segment(plan_segment &&) noexcept             = default;
+plan_segment & plan_segment::operator=(plan_segment &&) noexcept = default;
+
 static bool in_store(const ggml_tensor * tensor, const device_context * device) {
     const ggml_backend_buffer_t buffer = buffer_of(tensor);
     return buffer != nullptr && buffer->buft == &device->store_type;
@@ -20,7 +27,8 @@ static bool in_store(const ggml_tensor * tensor, const device_context * device) 
 // --- build ----------------------------------------------------------------------------------------------------------------------
 
 // A row counts once, at the block's `down`: a cut block (eval callback) would otherwise count twice.
-static void count_block(const graph_plan & plan, const ggml_cgraph * graph, const moe_block & block,
+// What a shared block's rows are is known when it runs.
+static void count_block(const graph_plan & plan, const ggml_cgraph * graph, const moe_block & block, bool shared,
                         plan_counts & counts) {
     for (const int index : block.ops) {
         const expert_op & op = plan.walk.ops[index];
@@ -31,7 +39,9 @@ static void count_block(const graph_plan & plan, const ggml_cgraph * graph, cons
         counts.first_layer = counts.first_layer < 0 ? name.layer : counts.first_layer;
         counts.last_layer  = name.layer;
         counts.n_events += static_cast<uint64_t>(block.n_tokens);
-        (op.on_host ? counts.n_misses : counts.n_hits) += static_cast<uint64_t>(block.n_rows);
+        if (!shared) {
+            (op.on_host ? counts.n_misses : counts.n_hits) += static_cast<uint64_t>(block.n_rows);
+        }
     }
     if (block.on_host) {
         counts.n_partial_blocks += !block.complete && block.known;
@@ -39,42 +49,102 @@ static void count_block(const graph_plan & plan, const ggml_cgraph * graph, cons
     }
 }
 
-void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & residents, const device_context * device) {
+// Whether only this block's nodes lie between its first and its last one, all of them the CPU's without a cache.
+static bool stands_alone(const graph_walk & walk, const moe_block & block) {
+    for (int i = block.first; i <= block.last; i++) {
+        if (!walk.host_node[i]) {
+            return false;
+        }
+    }
+    return std::none_of(walk.blocks.begin(), walk.blocks.end(), [&](const moe_block & other) {
+        return &other != &block && other.first <= block.last && other.last >= block.first;
+    });
+}
+
+namespace {
+
+// Which node belongs to which kind of segment: 0 the device's, 1 the CPU's, 2 + i the i-th shared block's.
+struct segment_kinds {
+    std::vector<int>          of_node;
+    std::vector<plan_segment> shared;
+};
+
+} // namespace
+
+// A block whose experts have slots is shared between the device and the CPU, if it works row by row.
+static void share_block(graph_plan & plan, ggml_cgraph * graph, const moe_block & block, const expert_cache & cache,
+                        const device_context * device, const weight_mirror & mirror, segment_kinds & kinds) {
+    if (!block.on_host || block.n_rows == 0 || block.n_tokens > expert_cache::max_tokens ||
+        !cache.has_slots(block, plan.walk, graph)) {
+        return;
+    }
+    const int    column = block.complete && block.known ? cache.column_of(block, plan.walk, graph) : -1;
+    plan_segment segment;
+    if (column >= 0 && stands_alone(plan.walk, block)) {
+        segment.rows = missed_rows::make(graph, block.first, block.last, block.ids, device, mirror);
+    }
+    if (segment.rows == nullptr) {
+        plan.counts.n_whole_blocks++;
+        return;
+    }
+    segment.column   = static_cast<uint32_t>(column);
+    segment.n_used   = static_cast<uint32_t>(block.ids->ne[0]);
+    segment.n_tokens = static_cast<uint32_t>(block.n_tokens);
+    plan.places.push_back(cache.make_place_ids(segment.column, block.ids->ne[0], block.n_tokens));
+    for (const int index : block.ops) {
+        ggml_tensor * node = graph->nodes[plan.walk.ops[index].node];
+        plan.swaps.push_back({ node, 0, node->src[0], cache.slots_of(node->src[0]) });
+        plan.swaps.push_back({ node, 2, node->src[2], &plan.places.back() });
+    }
+    std::fill(kinds.of_node.begin() + block.first, kinds.of_node.begin() + block.last + 1,
+              2 + static_cast<int>(kinds.shared.size()));
+    kinds.shared.push_back(std::move(segment));
+}
+
+static void cut_segments(graph_plan & plan, ggml_cgraph * graph, segment_kinds & kinds) {
+    // A graph without an identity (a view of the scheduler's, for an eval callback) gives its parts none either.
+    const bool stable = graph->uid != 0;
+    for (int i0 = 0, i1 = 0; i0 < graph->n_nodes; i0 = i1) {
+        const int kind = kinds.of_node[i0];
+        for (i1 = i0 + 1; i1 < graph->n_nodes && kinds.of_node[i1] == kind;) {
+            i1++;
+        }
+        plan_segment segment = kind >= 2 ? std::move(kinds.shared[kind - 2]) : plan_segment();
+        segment.host         = kind == 1;
+        segment.graph        = ggml_graph_view(graph, i0, i1);
+        if (stable && !segment.host) {
+            segment.graph.uid = ggml_graph_next_uid();
+        }
+        plan.segments.push_back(std::move(segment));
+    }
+}
+
+void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & residents, const expert_cache * cache,
+                const device_context * device, const weight_mirror & mirror) {
     plan.walk = walk_graph(
         graph, [device](const ggml_tensor * weight) { return in_store(weight, device); },
         [&residents](const ggml_tensor * weight) { return residents.find(weight) != nullptr; });
     plan.warmup = plan.walk.is_warmup();
+    segment_kinds kinds;
+    kinds.of_node.assign(plan.walk.host_node.begin(), plan.walk.host_node.end());
+    plan.places.reserve(plan.walk.blocks.size()); // swaps point to them
     for (const moe_block & block : plan.walk.blocks) {
-        count_block(plan, graph, block, plan.counts);
+        const size_t n_shared = kinds.shared.size();
+        if (cache != nullptr && !plan.warmup) {
+            share_block(plan, graph, block, *cache, device, mirror, kinds);
+        }
+        count_block(plan, graph, block, kinds.shared.size() > n_shared, plan.counts);
     }
     bool any_host = false;
     for (const expert_op & op : plan.walk.ops) {
         any_host |= op.on_host;
         if (!op.on_host) {
             ggml_tensor * node = graph->nodes[op.node];
-            plan.swaps.push_back({ node, node->src[0], residents.find(node->src[0]) });
+            plan.swaps.push_back({ node, 0, node->src[0], residents.find(node->src[0]) });
         }
     }
-    if (!any_host) {
-        return;
-    }
-    // A graph without an identity (a view of the scheduler's, for an eval callback) gives its parts none either.
-    const bool stable = graph->uid != 0;
-    int        i0     = 0;
-    while (i0 < graph->n_nodes) {
-        const bool host = plan.walk.host_node[i0] != 0;
-        int        i1   = i0 + 1;
-        while (i1 < graph->n_nodes && (plan.walk.host_node[i1] != 0) == host) {
-            i1++;
-        }
-        plan_segment segment;
-        segment.host  = host;
-        segment.graph = ggml_graph_view(graph, i0, i1);
-        if (stable && !host) {
-            segment.graph.uid = ggml_graph_next_uid();
-        }
-        plan.segments.push_back(std::move(segment));
-        i0 = i1;
+    if (any_host) {
+        cut_segments(plan, graph, kinds);
     }
 }
 
@@ -278,6 +348,8 @@ void shadow_layout::run() {
         const int n_nodes = segment.graph.n_nodes;
         if (segment.host) {
             lay_out(segment, first_node, n_nodes);
+        } else if (segment.rows != nullptr) { // no other block is under way: the arena is its own
+            plan.arena_bytes = std::max(plan.arena_bytes, segment.rows->lay_out(arena));
         }
         first_node += n_nodes;
     }

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace moecache {
@@ -27,18 +28,33 @@ struct host_transfer {
     size_t        stride_bytes = 0; // between rows on the device
 };
 
+class expert_cache;
+class missed_rows;
+
+// A run of nodes: for the device, for the CPU, or (`rows` is set) an MoE block of which the device computes the rows
+// whose experts are in its slots and the CPU the others.
 struct plan_segment {
-    bool                       host  = false;
-    ggml_cgraph                graph = {}; // device: view of the graph; host: shadow nodes
-    std::vector<host_transfer> inputs;     // host only, device -> host before the computation
-    std::vector<host_transfer> outputs;    // host only, host -> device after it
+    bool                         host  = false;
+    ggml_cgraph                  graph = {};   // device: view of the graph; host: shadow nodes
+    std::vector<host_transfer>   inputs;       // host only, device -> host before the computation
+    std::vector<host_transfer>   outputs;      // host only, host -> device after it
+    std::unique_ptr<missed_rows> rows;         // the CPU's part of a shared block
+    uint32_t                     column   = 0; // of a shared block
+    uint32_t                     n_used   = 0;
+    uint32_t                     n_tokens = 0;
+
+    plan_segment();
+    ~plan_segment();
+    plan_segment(plan_segment &&) noexcept;
+    plan_segment & operator=(plan_segment &&) noexcept;
 };
 
-// src[0] of a node that is replaced by the resident copy while the graph runs.
+// An operand of a node that is replaced while the graph runs: weights by copies on the device, router ids by places.
 struct plan_swap {
-    ggml_tensor * node      = nullptr;
-    ggml_tensor * canonical = nullptr;
-    ggml_tensor * resident  = nullptr;
+    ggml_tensor * node        = nullptr;
+    int           src         = 0;
+    ggml_tensor * original    = nullptr;
+    ggml_tensor * replacement = nullptr;
 };
 
 // What one run of the plan adds to the counters.
@@ -50,6 +66,7 @@ struct plan_counts {
     uint64_t n_misses         = 0;
     uint64_t n_partial_blocks = 0;
     uint64_t n_unknown_blocks = 0;
+    uint64_t n_whole_blocks   = 0; // computed by the CPU as a whole although the cache has slots for their experts
 };
 
 struct graph_plan {
@@ -62,6 +79,7 @@ struct graph_plan {
     size_t                    arena_bytes = 0;       // host memory the shadows need, from the start of the arena
     ggml_context *            shadows     = nullptr; // owns the shadow tensors
     uint64_t                  last_use    = 0;       // of the cache of plans
+    std::vector<ggml_tensor>  places;                // of shared blocks: the tensors that replace their router ids
 
     graph_plan() = default;
     ~graph_plan();
@@ -72,8 +90,9 @@ struct graph_plan {
 // Host copy of a weight that is on the device, made at the first call; lives as long as the context.
 using weight_mirror = std::function<void *(const ggml_tensor * weight)>;
 
-// Fill plan.counts, .swaps and .warmup, and .segments up to their shadows.
-void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & residents, const device_context * device);
+// Fill plan.counts, .swaps and .warmup, and .segments up to their shadows. `cache`: nullptr = no slots.
+void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & residents, const expert_cache * cache,
+                const device_context * device, const weight_mirror & mirror);
 
 // Lay the shadows out. First call with `arena` nullptr to learn plan.arena_bytes, then with memory of that size.
 void plan_layout(graph_plan & plan, ggml_cgraph * graph, char * arena, const weight_mirror & mirror);

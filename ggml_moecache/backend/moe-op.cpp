@@ -1,6 +1,7 @@
 #include "backend/moe-op.h"
 
 #include "backend/buffer-type.h"
+#include "backend/missed-rows.h"
 
 #include <algorithm>
 #include <iterator>
@@ -73,11 +74,11 @@ graph_plan * moe_op::plan(ggml_cgraph * graph) {
             return known->second.get();
         }
     }
-    auto made      = std::make_unique<graph_plan>();
-    made->last_use = ++n_uses;
-    plan_build(*made, graph, residents, device_get(dev));
+    auto made                     = std::make_unique<graph_plan>();
+    made->last_use                = ++n_uses;
+    const weight_mirror mirror_of = [this](const ggml_tensor * weight) { return mirror(weight); };
+    plan_build(*made, graph, residents, cache.get(), device_get(dev), mirror_of);
     if (!made->segments.empty()) {
-        const weight_mirror mirror_of = [this](const ggml_tensor * weight) { return mirror(weight); };
         plan_layout(*made, graph, nullptr, mirror_of);
         if (made->shadows == nullptr || !reserve_arena(made->arena_bytes)) {
             return nullptr;
@@ -142,6 +143,51 @@ enum ggml_status moe_op::run_on_host(plan_segment & segment) {
     return GGML_STATUS_SUCCESS;
 }
 
+// Rows that lie side by side on both sides go together.
+void moe_op::send_rows(const plan_segment & segment) {
+    for (size_t output = 0; output < segment.rows->n_results(); output++) {
+        missed_rows::result_row run = segment.rows->result(output, 0, misses[0]);
+        for (size_t i = 1; i <= misses.size(); i++) {
+            const bool more = i < misses.size();
+            const auto next = more ? segment.rows->result(output, i, misses[i]) : missed_rows::result_row {};
+            if (more && next.offset == run.offset + run.size_bytes) {
+                run.size_bytes += next.size_bytes;
+                continue;
+            }
+            inner_view view(run.tensor);
+            ggml_backend_tensor_set_async(inner, &view.tensor, run.host, run.offset, run.size_bytes);
+            run = next;
+        }
+    }
+}
+
+// The device computes all rows of the block, those of missed experts with zeros; the CPU meanwhile the missed ones,
+// which then overwrite them.
+enum ggml_status moe_op::run_shared(plan_segment & segment) {
+    for (const host_transfer & input : segment.rows->inputs()) {
+        fetch(input);
+    }
+    ggml_backend_synchronize(inner);
+    const uint32_t n_hits = cache->route(segment.column, segment.rows->ids(), segment.n_used, segment.n_tokens, misses);
+    enum ggml_status status = GGML_STATUS_SUCCESS;
+    if (n_hits > 0) {
+        cache->upload(segment.column, segment.n_used, segment.n_tokens);
+        status = inner->iface.graph_compute(inner, &segment.graph);
+    }
+    cache->launched();
+    n_shared_hits += n_hits;
+    n_shared_misses += misses.size();
+    if (status != GGML_STATUS_SUCCESS || misses.empty()) {
+        return status;
+    }
+    segment.rows->pack(misses);
+    status = host.compute(segment.rows->graph());
+    if (status == GGML_STATUS_SUCCESS) {
+        send_rows(segment);
+    }
+    return status;
+}
+
 static bool computes_nothing(const ggml_cgraph & graph) {
     for (int i = 0; i < graph.n_nodes; i++) {
         if (!is_view_op(graph.nodes[i]->op) && !ggml_is_empty(graph.nodes[i])) {
@@ -153,7 +199,7 @@ static bool computes_nothing(const ggml_cgraph & graph) {
 
 enum ggml_status moe_op::run(graph_plan & plan, ggml_cgraph * graph) {
     for (const plan_swap & swap : plan.swaps) {
-        swap.node->src[0] = swap.resident;
+        swap.node->src[swap.src] = swap.replacement;
     }
     enum ggml_status status = GGML_STATUS_SUCCESS;
     if (plan.segments.empty()) {
@@ -162,6 +208,8 @@ enum ggml_status moe_op::run(graph_plan & plan, ggml_cgraph * graph) {
     for (plan_segment & segment : plan.segments) {
         if (segment.host) {
             status = run_on_host(segment);
+        } else if (segment.rows != nullptr) {
+            status = run_shared(segment);
         } else if (!computes_nothing(segment.graph)) {
             status = inner->iface.graph_compute(inner, &segment.graph);
         }
@@ -170,7 +218,7 @@ enum ggml_status moe_op::run(graph_plan & plan, ggml_cgraph * graph) {
         }
     }
     for (const plan_swap & swap : plan.swaps) {
-        swap.node->src[0] = swap.canonical;
+        swap.node->src[swap.src] = swap.original;
     }
     return status;
 }

@@ -4,6 +4,7 @@
 // Owned by one backend (one llama context and device); one thread at a time.
 #pragma once
 
+#include "backend/expert-cache.h"
 #include "backend/graph-plan.h"
 #include "backend/host-compute.h"
 
@@ -29,8 +30,13 @@ public:
 
     enum ggml_status run(graph_plan & plan, ggml_cgraph * graph);
 
-    resident_set residents;
-    host_compute host;
+    resident_set                  residents;
+    host_compute                  host;
+    std::unique_ptr<expert_cache> cache; // nullptr: no slots
+
+    // Rows of shared blocks in all runs so far.
+    uint64_t n_shared_hits   = 0;
+    uint64_t n_shared_misses = 0;
 
 private:
     void             drop_old_plans();
@@ -39,6 +45,8 @@ private:
     void             fetch(const host_transfer & transfer);
     void             send(const host_transfer & transfer);
     enum ggml_status run_on_host(plan_segment & segment);
+    enum ggml_status run_shared(plan_segment & segment);
+    void             send_rows(const plan_segment & segment);
 
     ggml_backend_dev_t    dev;
     ggml_backend_t        inner;
@@ -49,6 +57,7 @@ private:
     std::unique_ptr<graph_plan>                                  unnamed; // of the last graph without one
     std::map<std::pair<const void *, size_t>, std::vector<char>> mirrors; // by address on the device and size
     uint64_t                                                     n_uses = 0;
+    std::vector<missed_row>                                      misses; // of the block at hand
 };
 
 } // namespace moecache

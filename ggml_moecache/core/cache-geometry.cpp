@@ -1,20 +1,22 @@
 #include "core/cache-geometry.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace moecache {
 
 cache_geometry cache_geometry::make(std::vector<column_info> columns, bool per_column) {
-    cache_geometry        result;
-    std::vector<uint64_t> size_of_budget; // bytes of an expert
+    cache_geometry                             result;
+    std::vector<std::pair<uint64_t, uint32_t>> kinds; // of each budget: bytes of an expert, layout
     result.columns = std::move(columns);
     result.first_item.push_back(0);
     for (const column_info & column : result.columns) {
-        const auto known  = std::find(size_of_budget.begin(), size_of_budget.end(), column.expert_bytes);
-        auto       budget = static_cast<uint32_t>(known - size_of_budget.begin());
-        if (per_column || known == size_of_budget.end()) {
-            budget = static_cast<uint32_t>(size_of_budget.size());
-            size_of_budget.push_back(column.expert_bytes);
+        const std::pair<uint64_t, uint32_t> kind { column.expert_bytes, column.layout };
+        const auto                          known  = std::find(kinds.begin(), kinds.end(), kind);
+        auto                                budget = static_cast<uint32_t>(known - kinds.begin());
+        if (per_column || known == kinds.end()) {
+            budget = static_cast<uint32_t>(kinds.size());
+            kinds.push_back(kind);
             result.items_of_budget.push_back(0);
         }
         const auto index = static_cast<uint32_t>(result.budget_of_column.size());

@@ -3,7 +3,7 @@
 // A column is one (layer, expert family) of the model, columns in rising order of both. An item is one expert of one
 // column; items are numbered column by column, so comparing item numbers compares (layer, family, expert).
 // A budget is a number of slots that some columns share; every column belongs to exactly one, and all experts of a
-// budget have the same size, because a slot is as large as the expert in it.
+// budget have the same size and layout, because a slot is as large as the expert in it.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@ struct column_info {
     std::string family       = "exps";
     uint32_t    n_experts    = 0;
     uint64_t    expert_bytes = 0; // of one expert, 0 = not known
+    uint32_t    layout       = 0; // experts of equal size, but of other tensor types or shapes, have another number
 };
 
 struct cache_geometry {
@@ -36,8 +37,8 @@ struct cache_geometry {
     uint32_t most_slots() const;   // of one budget
     uint32_t most_experts() const; // of one column: no event has more
 
-    // Budgets without slots yet: one per column, or one for all columns whose experts have the same size, in the order
-    // of their first columns.
+    // Budgets without slots yet: one per column, or one for all columns whose experts have the same size and layout, in
+    // the order of their first columns.
     static cache_geometry make(std::vector<column_info> columns, bool per_column);
 
     // Give budget i `slots[i]` slots. Returns "" or why not: another number of budgets, or more slots than experts.

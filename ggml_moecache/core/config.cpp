@@ -1,5 +1,7 @@
 #include "core/config.h"
 
+#include "core/policies/table.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -8,9 +10,21 @@
 namespace moecache {
 
 static const variable_info table[] = {
-    { "GGML_MOECACHE_CAPACITY", "0", "0 or all",
-      "Experts that have a copy on the device. 0: every expert is computed by the CPU, the rest of the model by the device. all: "
-      "every expert has a copy and the device computes everything." },
+    { "GGML_MOECACHE_CAPACITY", "0", "a number of experts, a share like 25%, a size like 2GiB or 512MiB, auto, or all",
+      "Experts that have a slot on the device. 0: every expert is computed by the CPU, the rest of the model by the device. all: "
+      "every expert has a copy and the device computes everything. auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB." },
+    { "GGML_MOECACHE_PER_LAYER", "0", "0 or 1",
+      "1: every layer has slots of its own; a capacity in experts or percent is then of each layer. 0: all layers share." },
+    { "GGML_MOECACHE_POLICY", "cumulative-lfu", "a policy, name:parameter=value:...",
+      "Which experts get the slots. `moecache simulate --policies` lists them." },
+    { "GGML_MOECACHE_SYNC", "0", "0 or 1",
+      "1: wait for every copy before the next layer, so that a run can be repeated byte for byte. For tests; slow." },
+    { "GGML_MOECACHE_RESERVE_MIB", "512", "a whole number of MiB",
+      "Device memory that capacity auto leaves free, after the KV cache and compute buffers." },
+    { "GGML_MOECACHE_STANDIN_COPY_DELAY_US", "0", "a whole number of microseconds, at most 10000000",
+      "The stand-in only: every copy of an expert takes this much longer. For tests." },
+    { "GGML_MOECACHE_STANDIN_COPY_MIB_S", "0", "a whole number of MiB/s",
+      "The stand-in only: bandwidth of its copies of experts, 0: as fast as they go. For tests." },
     { "GGML_MOECACHE_STATUS", "", "a file name",
       "Write the status of every llama context of the process to this file as JSON, when it becomes known and at exit." },
     { "GGML_MOECACHE_DEVICE_MIB", "", "a whole number of MiB, at least 1",
@@ -64,7 +78,23 @@ static std::string check(const variable_info & info, const std::string & value) 
     bool     good   = true;
     uint64_t number = 0;
     if (std::strcmp(info.name, "GGML_MOECACHE_CAPACITY") == 0) {
-        good = value == "0" || value == "all";
+        capacity_setting ignored;
+        good = capacity_setting::parse(value, ignored);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_POLICY") == 0) {
+        policy_spec       spec;
+        const std::string error = policy_spec::parse(value, spec);
+        if (!error.empty()) {
+            return std::string(info.name) + ": " + error;
+        }
+        if (spec.info->needs_future || spec.info->per_access_only) {
+            return std::string(info.name) + " must be a policy that can run. Got '" + value +
+                   "', which needs to see the whole trace or single accesses, instead.";
+        }
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_RESERVE_MIB") == 0 ||
+               std::strcmp(info.name, "GGML_MOECACHE_STANDIN_COPY_MIB_S") == 0) {
+        good = parse_number(value, number) && number < (uint64_t(1) << 43);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN_COPY_DELAY_US") == 0) {
+        good = parse_number(value, number) && number <= 10000000;
     } else if (std::strcmp(info.name, "GGML_MOECACHE_DEVICE_MIB") == 0) {
         // the upper bound keeps the number of bytes below 2^63
         good = value.empty() || (parse_number(value, number) && number >= 1 && number < (uint64_t(1) << 43));
@@ -74,7 +104,8 @@ static std::string check(const variable_info & info, const std::string & value) 
         good = value == "drop" || value == "wait";
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_LIVE") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 ||
-               std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
+               std::strcmp(info.name, "GGML_MOECACHE_PER_LAYER") == 0 ||
+               std::strcmp(info.name, "GGML_MOECACHE_SYNC") == 0 || std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
         good = value == "0" || value == "1";
     }
     return good ? "" : std::string(info.name) + " must be " + info.values + ". Got '" + value + "' instead.";
@@ -132,7 +163,12 @@ std::string config_check() {
 
 config config_read() {
     config result;
-    result.capacity    = config_get("GGML_MOECACHE_CAPACITY") == "all" ? capacity_kind::all : capacity_kind::none;
+    capacity_setting::parse(config_get("GGML_MOECACHE_CAPACITY"), result.capacity);
+    result.per_layer = config_get("GGML_MOECACHE_PER_LAYER") == "1";
+    result.policy    = config_get("GGML_MOECACHE_POLICY");
+    result.sync      = config_get("GGML_MOECACHE_SYNC") == "1";
+    parse_number(config_get("GGML_MOECACHE_RESERVE_MIB"), result.reserve_bytes);
+    result.reserve_bytes <<= 20;
     result.require     = config_get("MOECACHE_REQUIRE") == "1";
     result.status_file = config_get("GGML_MOECACHE_STATUS");
     result.log_folder  = config_get("GGML_MOECACHE_LOG");
@@ -151,8 +187,11 @@ uint64_t config_device_cap_bytes() {
     return parse_number(config_get("GGML_MOECACHE_DEVICE_MIB"), number) ? number << 20 : 0;
 }
 
-const char * capacity_name(capacity_kind capacity) {
-    return capacity == capacity_kind::all ? "all" : "0";
+standin_copy_speed config_standin_copies() {
+    standin_copy_speed speed;
+    parse_number(config_get("GGML_MOECACHE_STANDIN_COPY_DELAY_US"), speed.delay_us);
+    parse_number(config_get("GGML_MOECACHE_STANDIN_COPY_MIB_S"), speed.mib_per_s);
+    return speed;
 }
 
 } // namespace moecache

@@ -5,6 +5,8 @@
 // they are set and again when the library is loaded; a context reads them once, when it is created.
 #pragma once
 
+#include "core/capacity.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -31,23 +33,30 @@ std::string config_set(const char * name, const char * value);
 // The first error among the values in force, or "".
 std::string config_check();
 
-enum class capacity_kind { none, all };
-
 // The settings of one llama context, parsed. Only valid when config_check() is "".
 struct config {
-    capacity_kind capacity = capacity_kind::none;
-    bool          require  = false;          // every fallback is an error
-    std::string   status_file;               // "" = none
-    std::string   log_folder;                // "" = no log
-    bool          log_live          = false; // the ring is read inside the process
-    bool          log_wait          = false; // a full ring makes the model wait
-    uint64_t      n_log_ring_events = 0;
+    capacity_setting capacity;
+    bool             per_layer = false;         // every layer has a budget of its own
+    std::string      policy;                    // as in core/policies/spec.h
+    bool             sync          = false;     // wait for every copy: runs can be repeated byte for byte
+    uint64_t         reserve_bytes = 0;         // device memory that capacity `auto` leaves free
+    bool             require       = false;     // every fallback is an error
+    std::string      status_file;               // "" = none
+    std::string      log_folder;                // "" = no log
+    bool             log_live          = false; // the ring is read inside the process
+    bool             log_wait          = false; // a full ring makes the model wait
+    uint64_t         n_log_ring_events = 0;
 };
 
 config   config_read();
 bool     config_standin();          // GGML_MOECACHE_STANDIN=1: wrap the CPU when there is no GPU
 uint64_t config_device_cap_bytes(); // GGML_MOECACHE_DEVICE_MIB in bytes, 0 = no cap
 
-const char * capacity_name(capacity_kind capacity);
+// How slow the stand-in's copies are, for tests.
+struct standin_copy_speed {
+    uint64_t delay_us  = 0; // of every copy
+    uint64_t mib_per_s = 0; // 0 = as fast as it goes
+};
+standin_copy_speed config_standin_copies();
 
 } // namespace moecache

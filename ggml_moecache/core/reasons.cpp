@@ -42,6 +42,14 @@ static const reason_info table[] = {
     { reason::log_file, "log_file",
       "The routing log could not be opened or written; the model runs on, and events that are not stored are counted as "
       "lost." },
+    { reason::fewer_slots, "fewer_slots",
+      "The device has no room for as many slots as GGML_MOECACHE_CAPACITY asks for: it got as many as fit. Make the context or the "
+      "capacity smaller." },
+    { reason::no_cache, "no_cache",
+      "There is no cache: a setting does not fit the model, or the slots could not be made; every expert is computed by the CPU." },
+    { reason::whole_block, "whole_block",
+      "An MoE block is computed by the CPU as a whole although some of its experts have slots: an adapter is active on them, or "
+      "the block is of a form whose rows cannot be told apart." },
 };
 
 const reason_info * reason_table(size_t & n_reasons) {

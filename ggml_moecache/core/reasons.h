@@ -25,6 +25,9 @@ enum class reason {
     status_file,
     never_used,
     log_file,
+    fewer_slots,
+    no_cache,
+    whole_block,
 };
 
 struct reason_info {

@@ -112,6 +112,10 @@ void context_status::close() {
     }
 }
 
+static std::string policy_text(const context_facts & facts) {
+    return facts.policy.empty() ? "" : ", policy " + facts.policy;
+}
+
 std::string context_status::status_line() const {
     const context_facts f = facts();
     if (f.state == context_state::inactive) {
@@ -121,9 +125,9 @@ std::string context_status::status_line() const {
     const double percent =
         f.n_experts == 0 ? 0.0 : 100.0 * static_cast<double>(f.n_resident) / static_cast<double>(f.n_experts);
     std::string line = format("moecache: active: %" PRIu64 " of %" PRIu64
-                              " experts (%.0f %%) in %.1f MiB on %s over %s, capacity %s, %s",
+                              " experts (%.0f %%) in %.1f MiB on %s over %s, capacity %s%s, %s",
                               f.n_resident, f.n_experts, percent, mib(f.resident_bytes), f.device.c_str(),
-                              f.inner.c_str(), capacity_name(f.capacity), store_text(f).c_str());
+                              f.inner.c_str(), f.capacity.c_str(), policy_text(f).c_str(), store_text(f).c_str());
     if (f.n_layers_elsewhere > 0) {
         line += format(", %" PRIu64 " MoE layers elsewhere", f.n_layers_elsewhere);
     }
@@ -145,7 +149,10 @@ std::string context_status::exit_line() const {
 
 static void write_facts(json_writer & json, const context_facts & facts) {
     json.value("state", state_name(facts.state)).value("reason", reason_name(facts.why)).value("detail", facts.detail);
-    json.value("device", facts.device).value("inner", facts.inner).value("capacity", capacity_name(facts.capacity));
+    json.value("device", facts.device)
+        .value("inner", facts.inner)
+        .value("capacity", facts.capacity)
+        .value("policy", facts.policy);
     json.value("n_experts", facts.n_experts).value("n_resident", facts.n_resident).value("n_layers", facts.n_layers);
     json.value("n_layers_elsewhere", facts.n_layers_elsewhere).value("resident_bytes", facts.resident_bytes);
     json.value("store_bytes", facts.store_bytes).value("store_pinned_bytes", facts.store_pinned_bytes);
@@ -156,6 +163,9 @@ static void write_counters(json_writer & json, const context_counters & c) {
     json.value("n_events", c.n_events.load()).value("n_hits", c.n_hits.load()).value("n_misses", c.n_misses.load());
     json.value("n_copies", c.n_copies.load()).value("copy_bytes", c.copy_bytes.load());
     json.value("n_partial_blocks", c.n_partial_blocks.load()).value("n_unknown_blocks", c.n_unknown_blocks.load());
+    json.value("n_whole_blocks", c.n_whole_blocks.load())
+        .value("n_evictions", c.n_evictions.load())
+        .value("n_copies_late", c.n_copies_late.load());
     json.value("n_log_events", c.n_log_events.load())
         .value("n_log_lost", c.n_log_lost.load())
         .value("log_ns", c.log_ns.load());

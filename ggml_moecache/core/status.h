@@ -27,12 +27,13 @@ enum class context_state {
 struct context_facts {
     context_state state = context_state::idle;
     reason        why   = reason::none;
-    std::string   detail; // figures that belong to `why`, for people
-    std::string   device; // such as "MoECache0"
-    std::string   inner;  // the device below, such as "CUDA0 (NVIDIA H200)"
-    capacity_kind capacity   = capacity_kind::none;
+    std::string   detail;         // figures that belong to `why`, for people
+    std::string   device;         // such as "MoECache0"
+    std::string   inner;          // the device below, such as "CUDA0 (NVIDIA H200)"
+    std::string   capacity;       // as the user wrote it
+    std::string   policy;         // "" = none
     uint64_t      n_experts  = 0; // experts (layer, family, expert) in the store of this device
-    uint64_t      n_resident = 0; // of these, those with a copy on the device
+    uint64_t      n_resident = 0; // of these, those with a slot on the device
     uint64_t      n_layers   = 0; // MoE layers in the store of this device
     uint64_t      n_layers_elsewhere =
         0; // MoE layers of the same graph whose experts are elsewhere (user's choice, other device)
@@ -52,8 +53,11 @@ struct context_counters {
     std::atomic<uint64_t> copy_bytes { 0 };
     std::atomic<uint64_t> n_partial_blocks { 0 }; // MoE blocks that an eval callback had cut
     std::atomic<uint64_t> n_unknown_blocks { 0 }; // MoE blocks of unknown form
-    std::atomic<uint64_t> n_log_events { 0 };     // events that the routing log has taken, set when it is closed
-    std::atomic<uint64_t> n_log_lost { 0 };       // events that it has lost: ring full, or not stored
+    std::atomic<uint64_t> n_whole_blocks { 0 };   // MoE blocks that the CPU computed although their experts have slots
+    std::atomic<uint64_t> n_evictions { 0 };
+    std::atomic<uint64_t> n_copies_late { 0 }; // copies that were not complete when their layer's next token came
+    std::atomic<uint64_t> n_log_events { 0 };  // events that the routing log has taken, set when it is closed
+    std::atomic<uint64_t> n_log_lost { 0 };    // events that it has lost: ring full, or not stored
     std::atomic<uint64_t> log_ns { 0 }; // time that the thread of the graph spent on it, without waiting for the device
 };
 

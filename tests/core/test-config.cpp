@@ -19,7 +19,7 @@ static void clean() {
 TEST(defaults_are_valid_and_say_capacity_0) {
     clean();
     CHECK_EQ(config_check(), "");
-    CHECK(config_read().capacity == capacity_kind::none);
+    CHECK(config_read().capacity.none());
     CHECK(!config_read().require);
     CHECK(!config_standin());
     CHECK_EQ(config_device_cap_bytes(), 0u);
@@ -28,11 +28,11 @@ TEST(defaults_are_valid_and_say_capacity_0) {
 TEST(environment_is_read_and_a_setting_wins) {
     clean();
     setenv("GGML_MOECACHE_CAPACITY", "all", 1);
-    CHECK(config_read().capacity == capacity_kind::all);
+    CHECK(config_read().capacity.all());
     CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", "0"), "");
-    CHECK(config_read().capacity == capacity_kind::none);
+    CHECK(config_read().capacity.none());
     CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", nullptr), "");
-    CHECK(config_read().capacity == capacity_kind::all);
+    CHECK(config_read().capacity.all());
 }
 
 TEST(an_empty_variable_means_the_default) {
@@ -40,7 +40,7 @@ TEST(an_empty_variable_means_the_default) {
     setenv("GGML_MOECACHE_CAPACITY", "", 1);
     setenv("GGML_MOECACHE_DEVICE_MIB", "", 1);
     CHECK_EQ(config_check(), "");
-    CHECK(config_read().capacity == capacity_kind::none);
+    CHECK(config_read().capacity.none());
 }
 
 TEST(nonsense_is_refused_with_name_rule_and_value) {

@@ -16,7 +16,7 @@ static context_facts active_facts() {
     facts.state              = context_state::active;
     facts.device             = "MoECache0";
     facts.inner              = "CUDA0 (a GPU)";
-    facts.capacity           = capacity_kind::all;
+    facts.capacity           = "all";
     facts.n_experts          = 1024;
     facts.n_resident         = 256;
     facts.n_layers           = 8;

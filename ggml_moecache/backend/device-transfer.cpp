@@ -1,0 +1,147 @@
+// Copies on a stream of their own: a second backend of the inner device. They complete in the order in which they were
+// enqueued, so one number tells which ones have; markers (events behind a batch of copies) move it on.
+#include "backend/buffer-type.h"
+#include "backend/slot-transfer.h"
+#include "transfer/cuda-events.h"
+
+#include <cstring>
+
+namespace moecache {
+
+namespace {
+
+class device_transfer final : public slot_transfer {
+public:
+    device_transfer(ggml_backend_dev_t dev, ggml_backend_t inner, const slot_map & m) :
+        device(device_get(dev)), compute(inner), map(m), number_of_slot(m.places.size(), 0) {
+        waiting.reserve(m.places.size());
+    }
+
+    ~device_transfer() override {
+        if (stream != nullptr) {
+            ggml_backend_synchronize(stream);
+        }
+        for (const marker & m : markers) {
+            ggml_backend_event_free(m.event);
+        }
+        ggml_backend_event_free(readers);
+        ggml_backend_free(stream);
+    }
+
+    bool start() {
+        stream  = ggml_backend_dev_init(device->inner, nullptr);
+        readers = ggml_backend_event_new(device->inner);
+        for (marker & m : markers) {
+            m.event = ggml_backend_event_new(device->inner);
+            if (m.event == nullptr) {
+                return false;
+            }
+        }
+        return stream != nullptr && readers != nullptr;
+    }
+
+    void enqueue(const copy_request & copy) override {
+        number_of_slot[copy.slot] = UINT64_MAX; // not given to the device yet
+        if (copy.after_readers) {
+            waiting.push_back(copy);
+        } else {
+            issue(copy);
+        }
+    }
+
+    void readers_launched() override {
+        if (!waiting.empty()) {
+            compute->iface.event_record(compute, readers);
+            stream->iface.event_wait(stream, readers);
+            for (const copy_request & copy : waiting) {
+                // A later copy may have taken the slot meanwhile: that one is in the list too, behind this one.
+                issue(copy);
+            }
+            waiting.clear();
+        }
+        mark();
+    }
+
+    bool complete(uint32_t slot) override {
+        poll();
+        return number_of_slot[slot] <= n_complete;
+    }
+
+    void wait_all() override {
+        ggml_backend_synchronize(stream);
+        poll();
+    }
+
+private:
+    static constexpr size_t n_markers = 64;
+
+    struct marker {
+        ggml_backend_event_t event  = nullptr;
+        uint64_t             number = 0; // of the last copy before it
+    };
+
+    void issue(const copy_request & copy) {
+        std::array<expert_part, n_expert_roles> parts;
+        const size_t                            n = map.parts(copy, parts);
+        for (size_t i = 0; i < n; i++) {
+            inner_view view(parts[i].to);
+            ggml_backend_tensor_set_async(stream, &view.tensor, parts[i].from, parts[i].offset, parts[i].size_bytes);
+        }
+        number_of_slot[copy.slot] = ++n_issued;
+    }
+
+    // When all markers are under way the next call marks these copies too.
+    void mark() {
+        if (n_issued == n_marked || head - tail == n_markers) {
+            return;
+        }
+        marker & m = markers[head++ % n_markers];
+        m.number = n_marked = n_issued;
+        stream->iface.event_record(stream, m.event);
+    }
+
+    void poll() {
+        while (tail < head && cuda_event_ready(markers[tail % n_markers].event->context)) {
+            n_complete = markers[tail++ % n_markers].number;
+        }
+        mark();
+    }
+
+    device_context *          device;
+    ggml_backend_t            compute;
+    const slot_map &          map;
+    ggml_backend_t            stream  = nullptr;
+    ggml_backend_event_t      readers = nullptr;
+    std::vector<uint64_t>     number_of_slot; // [slots] number of the copy that counts
+    std::vector<copy_request> waiting;        // for readers
+    marker                    markers[n_markers] = {};
+    uint64_t                  head               = 0;
+    uint64_t                  tail               = 0;
+    uint64_t                  n_issued           = 0;
+    uint64_t                  n_marked           = 0;
+    uint64_t                  n_complete         = 0;
+};
+
+} // namespace
+
+size_t slot_map::parts(const copy_request & copy, std::array<expert_part, n_expert_roles> & out) const {
+    const uint32_t column = geometry->column_of_item[copy.item];
+    return pools->parts(column, geometry->expert_of_item(copy.item), places[copy.slot], out);
+}
+
+std::unique_ptr<slot_transfer> make_device_transfer(ggml_backend_dev_t dev, ggml_backend_t inner, const slot_map & map,
+                                                    std::string & why) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device_get(dev)->inner);
+    if (!cuda_events_known() || std::strcmp(ggml_backend_reg_name(reg), "CUDA") != 0) {
+        why = "this build of the library knows no CUDA";
+        return nullptr;
+    }
+    auto made = std::make_unique<device_transfer>(dev, inner, map);
+    if (!made->start()) {
+        why = "no second stream could be made";
+        return nullptr;
+    }
+    return made;
+}
+
+} // namespace moecache

@@ -1,0 +1,283 @@
+#include "backend/expert-cache.h"
+
+#include "backend/buffer-type.h"
+#include "core/policies/table.h"
+
+#include <algorithm>
+
+namespace moecache {
+
+expert_cache::~expert_cache() {
+    copies.reset(); // before the memory that it writes to
+    ggml_backend_buffer_free(place_buffer);
+    ggml_backend_buffer_free(host_buffer);
+}
+
+// --- make -----------------------------------------------------------------------------------------------------------------------
+
+std::string expert_cache::read_columns(const std::vector<const ggml_tensor *> & weights, bool per_layer) {
+    std::map<std::pair<int, int>, column_weights> found;
+    for (const ggml_tensor * weight : weights) {
+        expert_name name;
+        if (expert_name_parse(weight->name, name)) {
+            found[{ name.layer, name.family }][static_cast<size_t>(name.role)] = weight;
+        }
+    }
+    std::vector<column_info> infos;
+    for (const auto & entry : found) {
+        if (entry.second[static_cast<size_t>(expert_role::down)] == nullptr) {
+            continue; // placed elsewhere by the user: the layer is computed as without a cache
+        }
+        column_info info;
+        info.layer_id    = entry.first.first;
+        info.family      = expert_family_name(entry.first.second);
+        const auto index = static_cast<uint32_t>(columns.size());
+        for (size_t role = 0; role < n_expert_roles; role++) {
+            const ggml_tensor * weight = entry.second[role];
+            if (weight != nullptr) {
+                info.n_experts = static_cast<uint32_t>(weight->ne[2]);
+                info.expert_bytes += weight->nb[2];
+                column_of_weight[weight->data] = { index, static_cast<expert_role>(role) };
+            }
+        }
+        columns.push_back(entry.second);
+        infos.push_back(info);
+    }
+    if (infos.empty()) {
+        return "no layer has its ffn_down_exps in the store";
+    }
+    const std::vector<uint32_t> layouts = expert_pools::layouts(columns);
+    for (size_t i = 0; i < infos.size(); i++) {
+        infos[i].layout = layouts[i];
+    }
+    geometry = cache_geometry::make(std::move(infos), per_layer);
+    return "";
+}
+
+// Device memory that can be had now.
+static uint64_t free_bytes_of(ggml_backend_dev_t dev) {
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(device_get(dev)->inner, &free, &total);
+    return std::min<uint64_t>(free, device_allowance_bytes(device_get(dev)));
+}
+
+// As many slots as were asked for or, where the device has no room for them, as fit.
+std::string expert_cache::choose_slots(const config & settings, std::string & fewer) {
+    const uint64_t        reserve     = settings.capacity.kind == capacity_kind::automatic ? settings.reserve_bytes : 0;
+    const uint64_t        free        = free_bytes_of(dev);
+    const uint64_t        spare_bytes = expert_pools::total_bytes(dev, geometry, columns, n_spare); // no slots yet
+    uint64_t              limit       = free > reserve + spare_bytes ? free - reserve - spare_bytes : 0;
+    std::vector<uint32_t> slots;
+    std::string           error = settings.capacity.slots(geometry, settings.per_layer, limit, slots);
+    for (;;) {
+        if (error.empty()) {
+            error = geometry.set_slots(slots);
+        }
+        const uint64_t needed = error.empty() ? expert_pools::total_bytes(dev, geometry, columns, n_spare) : 0;
+        if (!error.empty() || needed + reserve <= free || limit == 0) {
+            break;
+        }
+        if (settings.capacity.kind != capacity_kind::automatic && fewer.empty()) {
+            fewer = "capacity " + settings.capacity.text + " needs " + std::to_string(needed >> 20) + " MiB on " +
+                    device_get(dev)->name + ", " + std::to_string(free >> 20) + " MiB are free";
+        }
+        // Alignment and padding take more than the experts themselves.
+        limit -= std::min(limit, needed + reserve - free);
+        capacity_setting smaller;
+        smaller.kind   = capacity_kind::bytes;
+        smaller.amount = static_cast<double>(limit);
+        error          = smaller.slots(geometry, settings.per_layer, limit, slots);
+    }
+    if (error.empty() && geometry.most_slots() == 0) {
+        return "there is no room for a slot on " + device_get(dev)->name;
+    }
+    return error;
+}
+
+std::string expert_cache::start(const config & settings) {
+    if (!pools.allocate(inner, geometry, columns, n_spare)) {
+        return "the slots could not be allocated on " + device_get(dev)->name;
+    }
+    map.geometry = &geometry;
+    map.pools    = &pools;
+    for (uint32_t budget = 0; budget < geometry.n_budgets(); budget++) {
+        for (uint32_t slot = 0; slot < geometry.slots_of_budget[budget]; slot++) {
+            map.places.push_back(pools.place_of_slot(budget, slot));
+        }
+    }
+    std::string error;
+    copies = device_get(dev)->standin ? make_standin_transfer(map) : make_device_transfer(dev, inner, map, error);
+    if (copies == nullptr) {
+        return error;
+    }
+    error = policy_spec::parse(settings.policy, spec);
+    error = error.empty() ? make_policy({ spec, geometry, nullptr }, rules) : error;
+    if (!error.empty()) {
+        return error;
+    }
+    const size_t               place_bytes = geometry.columns.size() * max_tokens * n_spare * sizeof(int32_t);
+    ggml_backend_buffer_type_t pinned      = ggml_backend_dev_host_buffer_type(device_get(dev)->inner);
+    place_buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), place_bytes);
+    host_buffer =
+        ggml_backend_buft_alloc_buffer(pinned != nullptr ? pinned : ggml_backend_cpu_buffer_type(), place_bytes);
+    if (place_buffer == nullptr || host_buffer == nullptr) {
+        return "there is no memory for the places of the router's ids";
+    }
+    manager = std::make_unique<cache_manager>(geometry, *rules, *copies);
+    event_items.reserve(geometry.most_experts());
+    event_hits.resize(geometry.most_experts());
+    last_row.assign(geometry.most_experts(), 0);
+    is_hit.assign(geometry.most_experts(), 0);
+    manager->place();
+    copies->readers_launched();
+    copies->wait_all();
+    manager->publish_all();
+    return "";
+}
+
+std::unique_ptr<expert_cache> expert_cache::make(const cache_request &                    request,
+                                                 const std::vector<const ggml_tensor *> & weights, std::string & why) {
+    const config &                settings = request.settings;
+    std::unique_ptr<expert_cache> made(new expert_cache(request.dev, request.inner, settings.sync));
+    std::string                   fewer;
+    made->n_spare = request.n_used;
+    why           = made->read_columns(weights, settings.per_layer);
+    why           = why.empty() ? made->choose_slots(settings, fewer) : why;
+    why           = why.empty() ? made->start(settings) : why;
+    if (!why.empty()) {
+        return nullptr;
+    }
+    why = fewer;
+    return made;
+}
+
+// --- blocks ---------------------------------------------------------------------------------------------------------------------
+
+bool expert_cache::has_slots(const moe_block & block, const graph_walk & walk, const ggml_cgraph * graph) const {
+    return std::any_of(block.ops.begin(), block.ops.end(), [&](int index) {
+        return column_of_weight.count(graph->nodes[walk.ops[index].node]->src[0]->data) != 0;
+    });
+}
+
+int expert_cache::column_of(const moe_block & block, const graph_walk & walk, const ggml_cgraph * graph) const {
+    int column = -1;
+    for (const int index : block.ops) {
+        const auto known = column_of_weight.find(graph->nodes[walk.ops[index].node]->src[0]->data);
+        if (known == column_of_weight.end() || (column >= 0 && static_cast<uint32_t>(column) != known->second.first)) {
+            return -1;
+        }
+        column = static_cast<int>(known->second.first);
+    }
+    return block.ids->ne[0] <= n_spare ? column : -1;
+}
+
+ggml_tensor * expert_cache::slots_of(const ggml_tensor * weight) const {
+    const auto & known = column_of_weight.at(weight->data);
+    return pools.tensor(known.first, known.second);
+}
+
+ggml_tensor expert_cache::make_place_ids(uint32_t column, int64_t n_used, int64_t n_tokens) const {
+    ggml_tensor tensor = {};
+    tensor.type        = GGML_TYPE_I32;
+    tensor.op          = GGML_OP_NONE;
+    tensor.ne[0]       = n_used;
+    tensor.ne[1]       = n_tokens;
+    tensor.ne[2] = tensor.ne[3] = 1;
+    tensor.nb[0]                = sizeof(int32_t);
+    tensor.nb[1]                = sizeof(int32_t) * static_cast<size_t>(n_used);
+    tensor.nb[2] = tensor.nb[3] = tensor.nb[1] * static_cast<size_t>(n_tokens);
+    tensor.buffer               = place_buffer;
+    tensor.data = static_cast<char *>(ggml_backend_buffer_get_base(place_buffer)) + place_offset(column);
+    ggml_set_name(&tensor, "moecache-places");
+    return tensor;
+}
+
+// --- events ---------------------------------------------------------------------------------------------------------------------
+
+// Every expert once, in the order of its last row.
+void expert_cache::make_event(uint32_t column, const int32_t * ids, uint32_t n_rows) {
+    const auto n_experts = static_cast<int32_t>(geometry.columns[column].n_experts);
+    event_items.clear();
+    for (uint32_t row = 0; row < n_rows; row++) {
+        if (ids[row] >= 0 && ids[row] < n_experts) {
+            last_row[static_cast<size_t>(ids[row])] = row + 1;
+        }
+    }
+    for (uint32_t row = 0; row < n_rows; row++) {
+        const bool known = ids[row] >= 0 && ids[row] < n_experts;
+        if (known && last_row[static_cast<size_t>(ids[row])] == row + 1) {
+            event_items.push_back(geometry.first_item[column] + static_cast<uint32_t>(ids[row]));
+        }
+    }
+}
+
+uint32_t expert_cache::route(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
+                             std::vector<missed_row> & misses) {
+    if (static_cast<int>(column) <= last_column) {
+        n_tokens_seen += n_tokens;
+    }
+    last_column = static_cast<int>(column);
+    make_event(column, ids, n_used * n_tokens);
+    if (n_events > 0) {
+        manager->readers_finished(n_events - 1);
+    }
+    manager->publish(column);
+    cache_event event;
+    event.index        = n_events++;
+    event.first_access = n_accesses;
+    event.token        = n_tokens_seen - 1;
+    event.column       = column;
+    event.n_items      = static_cast<uint32_t>(event_items.size());
+    event.items        = event_items.data();
+    n_accesses += event.n_items;
+    manager->look_up(event, event_hits.data());
+    fill_places(column, ids, n_used, n_tokens, misses); // before the decisions: they may give a hit's slot away
+    manager->decide(event);
+    manager->apply();
+    return n_used * n_tokens - static_cast<uint32_t>(misses.size());
+}
+
+// A second row of a token with the same expert is the CPU's: GGML's kernels assume that there is none.
+void expert_cache::fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
+                               std::vector<missed_row> & misses) {
+    const uint32_t budget = geometry.budget_of_column[column];
+    const uint32_t first  = manager->first_slot(budget);
+    for (uint32_t i = 0; i < event_items.size(); i++) {
+        is_hit[geometry.expert_of_item(event_items[i])] = event_hits[i];
+    }
+    misses.clear();
+    auto *     places    = reinterpret_cast<int32_t *>(static_cast<char *>(ggml_backend_buffer_get_base(host_buffer)) +
+                                                       place_offset(column));
+    const auto n_experts = static_cast<int32_t>(geometry.columns[column].n_experts);
+    for (uint32_t token = 0; token < n_tokens; token++) {
+        const int32_t * row = ids + token * n_used;
+        for (uint32_t k = 0; k < n_used; k++) {
+            const bool hit = row[k] >= 0 && row[k] < n_experts && is_hit[static_cast<size_t>(row[k])] &&
+                             std::find(row, row + k, row[k]) == row + k;
+            if (hit) {
+                const uint32_t item        = geometry.first_item[column] + static_cast<uint32_t>(row[k]);
+                places[token * n_used + k] = pools.place_of_slot(budget, manager->slot_of(item) - first);
+            } else {
+                places[token * n_used + k] = pools.spare_place(column, k);
+                misses.push_back({ token, k });
+            }
+        }
+    }
+}
+
+void expert_cache::upload(uint32_t column, uint32_t n_used, uint32_t n_tokens) {
+    ggml_tensor  tensor = make_place_ids(column, n_used, n_tokens);
+    const char * host   = static_cast<const char *>(ggml_backend_buffer_get_base(host_buffer)) + place_offset(column);
+    inner_view   view(&tensor);
+    ggml_backend_tensor_set_async(inner, &view.tensor, host, 0, ggml_nbytes(&tensor));
+}
+
+void expert_cache::launched() {
+    copies->readers_launched();
+    if (sync) {
+        copies->wait_all();
+    }
+}
+
+} // namespace moecache

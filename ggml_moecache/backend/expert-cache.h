@@ -1,0 +1,114 @@
+// The cache of one llama context on one device: geometry from the model's weights, slots on the device, the policy and
+// the manager that decide (core/cache-manager.h), the copies.
+//
+// Owned by one backend, used by the thread that runs its graphs. Made at the first graph that is no warm-up, after the
+// KV cache and the compute buffers.
+#pragma once
+
+#include "backend/expert-pools.h"
+#include "backend/graph-walk.h"
+#include "backend/slot-transfer.h"
+#include "core/cache-manager.h"
+#include "core/config.h"
+#include "core/policies/spec.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace moecache {
+
+// A row (token, k) of a block that the CPU computes.
+struct missed_row {
+    uint32_t token;
+    uint32_t k;
+};
+
+struct cache_request {
+    ggml_backend_dev_t dev;
+    ggml_backend_t     inner;
+    const config &     settings;
+    uint32_t           n_used; // the largest top-k
+};
+
+class expert_cache {
+public:
+    // Batches with more tokens are not the cache's: they would flush what decode needs. Speculative verification and
+    // parallel decoding stay below.
+    static constexpr int64_t max_tokens = 32;
+
+    // `weights`: the expert weights of the store that the model graph shows. Returns nullptr and `why` when there is no
+    // room for one slot, or a setting does not fit the model; else `why` is "", or says that there are fewer slots than
+    // asked for.
+    static std::unique_ptr<expert_cache> make(const cache_request &                    request,
+                                              const std::vector<const ggml_tensor *> & weights, std::string & why);
+    ~expert_cache();
+
+    // Whether one of the block's weights has slots.
+    bool has_slots(const moe_block & block, const graph_walk & walk, const ggml_cgraph * graph) const;
+
+    // The column of a block's experts, or -1: not all of its weights are of one, an adapter's say.
+    int column_of(const moe_block & block, const graph_walk & walk, const ggml_cgraph * graph) const;
+
+    // The tensor of slots that takes the place of `weight`. REQUIRES: a weight of a block that has a column.
+    ggml_tensor * slots_of(const ggml_tensor * weight) const;
+
+    // Router ids of a column's block as places in the slots, I32 [n_used, n_tokens] on the device, constant address.
+    // Filled by upload().
+    ggml_tensor make_place_ids(uint32_t column, int64_t n_used, int64_t n_tokens) const;
+
+    // One ubatch of a column: `ids` I32 [n_tokens][n_used]. Publishes copies, decides, enqueues copies; fills `misses`
+    // and the places for upload(). Returns the number of rows that the device computes.
+    // REQUIRES: the device has finished what was handed to it before.
+    uint32_t route(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
+                   std::vector<missed_row> & misses);
+    void     upload(uint32_t column, uint32_t n_used, uint32_t n_tokens); // onto the stream of the graph
+    void     launched();                                                  // the device's part has been handed over
+
+    const cache_counters & counters() const { return manager->counters(); }
+    uint64_t               size_bytes() const { return pools.size_bytes(); }
+    uint64_t               n_slots() const { return manager->n_slots(); }
+    std::string            policy_name() const { return spec.canonical(); }
+
+private:
+    expert_cache(ggml_backend_dev_t dev, ggml_backend_t inner, bool sync) :
+        dev(dev), inner(inner), pools(dev), sync(sync) {}
+
+    std::string read_columns(const std::vector<const ggml_tensor *> & weights, bool per_layer);
+    std::string choose_slots(const config & settings, std::string & fewer);
+    std::string start(const config & settings);
+    void        make_event(uint32_t column, const int32_t * ids, uint32_t n_rows);
+    void        fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
+                            std::vector<missed_row> & misses);
+
+    size_t place_offset(uint32_t column) const { return column * max_tokens * n_spare * sizeof(int32_t); }
+
+    ggml_backend_dev_t                                       dev;
+    ggml_backend_t                                           inner;
+    cache_geometry                                           geometry;
+    std::vector<column_weights>                              columns;          // [columns]
+    std::map<const void *, std::pair<uint32_t, expert_role>> column_of_weight; // by address of the canonical data
+    policy_spec                                              spec;
+    std::unique_ptr<policy>                                  rules;
+    expert_pools                                             pools;
+    slot_map                                                 map;
+    std::unique_ptr<slot_transfer>                           copies;
+    std::unique_ptr<cache_manager>                           manager;
+    uint32_t                                                 n_spare = 0; // places per layout, the largest top-k
+    ggml_backend_buffer_t place_buffer = nullptr; // on the device: [columns][max_tokens * n_spare]
+    ggml_backend_buffer_t host_buffer  = nullptr; // the same on the host, pinned if possible
+    bool                  sync;
+
+    std::vector<uint32_t> event_items;
+    std::vector<uint32_t> last_row; // [experts of a column] 1 + the last row that used it, 0: none
+    std::vector<uint8_t>  event_hits;
+    std::vector<uint8_t>  is_hit; // [experts of a column]
+    uint64_t              n_events      = 0;
+    uint64_t              n_accesses    = 0;
+    int64_t               n_tokens_seen = 0;
+    int                   last_column   = INT32_MAX; // a ubatch goes up through the columns
+};
+
+} // namespace moecache
