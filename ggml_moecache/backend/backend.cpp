@@ -2,6 +2,7 @@
 
 #include "backend/buffer-type.h"
 #include "backend/context-log.h"
+#include "backend/graph-order.h"
 #include "backend/moe-op.h"
 #include "core/expert-name.h"
 #include "core/status.h"
@@ -434,7 +435,13 @@ static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t even
 
 static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                    ggml_backend_graph_optimize_params * params) {
-    ggml_backend_t inner = inner_of(backend);
+    ggml_backend_t         inner  = inner_of(backend);
+    const device_context * device = device_get(context_of(backend)->dev);
+    if (context_of(backend)->settings.capacity.partial()) {
+        bring_blocks_together(graph, [device](const ggml_tensor * weight) {
+            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
+        });
+    }
     if (inner->iface.graph_optimize != nullptr) {
         inner->iface.graph_optimize(inner, graph, params);
     }

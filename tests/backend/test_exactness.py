@@ -19,7 +19,7 @@ from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import TYPES, model_path
 from tests.models.tokenizer import embedded_model
 
-CAPACITIES = ("0", "all")
+CAPACITIES = ("0", "40%", "all")
 
 # Every family in two types and every type in three families at least; the rest of the product is --full.
 COVERING = {
