@@ -241,8 +241,6 @@ uint32_t expert_cache::route(uint32_t column, const int32_t * ids, uint32_t n_us
 // A second row of a token with the same expert is the CPU's: GGML's kernels assume that there is none.
 void expert_cache::fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
                                std::vector<missed_row> & misses) {
-    const uint32_t budget = geometry.budget_of_column[column];
-    const uint32_t first  = manager->first_slot(budget);
     for (uint32_t i = 0; i < event_items.size(); i++) {
         is_hit[geometry.expert_of_item(event_items[i])] = event_hits[i];
     }
@@ -257,7 +255,7 @@ void expert_cache::fill_places(uint32_t column, const int32_t * ids, uint32_t n_
                              std::find(row, row + k, row[k]) == row + k;
             if (hit) {
                 const uint32_t item        = geometry.first_item[column] + static_cast<uint32_t>(row[k]);
-                places[token * n_used + k] = pools.place_of_slot(budget, manager->slot_of(item) - first);
+                places[token * n_used + k] = map.places[manager->slot_of(item)];
             } else {
                 places[token * n_used + k] = pools.spare_place(column, k);
                 misses.push_back({ token, k });
