@@ -1,0 +1,157 @@
+"""The cache at run time, on the stand-in: what it decides, copies and computes.
+
+The stand-in's device multiplies with the CPU's kernels, so whatever is cached, the logits are stock's bit for bit: a row
+of a slot that holds another expert, or that was read too early, would show. Decisions are compared with the simulator's,
+which runs the same policies, from the log of the same run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyanalysis.simulation import simulate
+from pyanalysis.traces import read_trace
+from tests.harness.environment import Build, reference_device
+from tests.harness.exact import assert_as_stock
+from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
+from tests.harness.runner import Result, RunFailed, run_moecache
+from tests.harness.scenarios import STANDARD, token_stream
+from tests.models.tokenizer import embedded_model
+
+pytestmark = pytest.mark.skipif(
+    reference_device() is not None, reason="decisions and bits on the stand-in; scripts/gpu measures the cache on a GPU"
+)
+
+N_LAYERS, N_EXPERTS, TOP_K = 8, 128, 8  # of the embedded model
+POLICIES = (
+    "cumulative-lfu",
+    "cumulative-lfu:tie=recency",
+    "lru",
+    "decayed-lfu:half-life=50",
+    "windowed-lfu:window=64",
+    "lfru",
+    "interval-refresh:every=32",
+    "random:seed=3",
+    "cold-static",
+    "cumulative-lfu:admit-after=2",
+)
+
+
+def one_by_one(n_token: int, seed: int = 5) -> Plan:
+    tokens = token_stream(n_token, seed=seed)
+    steps = tuple(decode([token], start=position) for position, token in enumerate(tokens))
+    return Plan(ModelOptions(str(embedded_model())), (Scenario("one-by-one", steps),))
+
+
+def run(build: Build, plan: Plan, capacity: str, **environment: str) -> tuple[Result, dict[str, Any]]:
+    result = run_moecache(build, plan, capacity=capacity, environment=environment)
+    assert result.status is not None
+    return result, next(context for context in result.status["contexts"] if context["state"] != "idle")
+
+
+@pytest.mark.parametrize(("capacity", "per_layer"), [("25%", "0"), ("5%", "1"), ("100", "0")])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_decisions_are_the_simulators(build: Build, tmp_path: Path, policy: str, capacity: str, per_layer: str) -> None:
+    settings = {
+        "GGML_MOECACHE_POLICY": policy,
+        "GGML_MOECACHE_PER_LAYER": per_layer,
+        "GGML_MOECACHE_SYNC": "1",
+        "GGML_MOECACHE_LOG": str(tmp_path / "log"),
+    }
+    _, context = run(build, one_by_one(60), capacity, **settings)
+    simulated = simulate(read_trace(tmp_path / "log"), policy, capacity, per_layer=per_layer == "1")
+    assert context["n_hits"] == simulated.hits
+    assert context["n_hits"] + context["n_misses"] == 60 * N_LAYERS * TOP_K
+    assert context["n_copies"] == simulated.admissions
+    assert context["n_evictions"] == simulated.evictions
+    assert context["n_copies_late"] == 0
+    assert context["policy"] == policy
+
+
+@pytest.mark.parametrize("capacity", ["1", "9", "25%", "60%", "1023"])
+def test_any_capacity_computes_what_stock_computes(build: Build, capacity: str) -> None:
+    """LRU changes the slots at every event; batches of up to 33 tokens, two sequences, several ubatches."""
+    plan = Plan(ModelOptions(str(embedded_model())), STANDARD)
+    result, context = run(build, plan, capacity, GGML_MOECACHE_POLICY="lru")
+    assert context["n_whole_blocks"] == 0
+    assert_as_stock(build, plan, result.logits(), capacity=capacity)
+
+
+@pytest.mark.parametrize("delay_us", [200, 20000])
+def test_copies_under_way_are_waited_for_by_nobody(build: Build, delay_us: int) -> None:
+    """A copy that takes longer than a token is late, its expert is the CPU's meanwhile; logits are stock's."""
+    plan = one_by_one(40)
+    result, context = run(
+        build, plan, "25%", GGML_MOECACHE_POLICY="lru", GGML_MOECACHE_STANDIN_COPY_DELAY_US=str(delay_us)
+    )
+    _, at_once = run(build, plan, "25%", GGML_MOECACHE_POLICY="lru", GGML_MOECACHE_SYNC="1")
+    assert context["n_copies"] == at_once["n_copies"], "decisions do not depend on the speed of copies"
+    assert context["n_evictions"] == at_once["n_evictions"]
+    assert context["n_hits"] < at_once["n_hits"]
+    assert context["n_copies_late"] > 0
+    assert_as_stock(build, plan, result.logits(), capacity="25%")
+
+
+def test_synchronous_runs_are_alike(build: Build) -> None:
+    plan = one_by_one(30)
+    settings = {"GGML_MOECACHE_POLICY": "lru", "GGML_MOECACHE_SYNC": "1"}
+    (first, first_context), (second, second_context) = (run(build, plan, "10%", **settings) for _ in range(2))
+    for step, logits in first.logits().items():
+        np.testing.assert_array_equal(logits.view(np.uint32), second.logits()[step].view(np.uint32))
+    counters = ("n_hits", "n_misses", "n_copies", "n_evictions", "copy_bytes")
+    assert [first_context[name] for name in counters] == [second_context[name] for name in counters]
+
+
+def test_repeated_hits_copy_nothing(build: Build) -> None:
+    """One token in two contexts of one process, each with a cache of its own that is cold at first: all misses, each a
+    copy. The first context goes on with the same token: what it meets again is there."""
+    token = token_stream(1)[0]
+    repeated = Scenario("repeated", (decode([token], start=0), Step("remove", end=-1), decode([token], start=0)))
+    once = Scenario("once", (decode([token], start=0),))
+    result, _ = run(build, Plan(ModelOptions(str(embedded_model())), (repeated, once)), "50%", GGML_MOECACHE_SYNC="1")
+    assert result.status is not None
+    counts = [
+        (context["n_hits"], context["n_misses"], context["n_copies"])
+        for context in result.status["contexts"]
+        if context["state"] != "idle"
+    ]
+    rows = N_LAYERS * TOP_K
+    assert counts == [(rows, rows, rows), (0, rows, rows)]
+
+
+def test_a_device_without_room_gets_fewer_slots_and_says_so(build: Build) -> None:
+    plan = one_by_one(4)
+    _, context = run(build, plan, "90%", GGML_MOECACHE_DEVICE_MIB="24", MOECACHE_REQUIRE="")
+    assert context["state"] == "active"
+    assert 0 < context["n_resident"] < round(0.9 * N_LAYERS * N_EXPERTS)
+    assert "fewer_slots" in context["fallbacks"]
+    with pytest.raises(RunFailed, match="MOECACHE_REQUIRE=1: fewer_slots: capacity 90% needs"):
+        run(build, plan, "90%", GGML_MOECACHE_DEVICE_MIB="24")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("GGML_MOECACHE_CAPACITY", "101%", "must be a number of experts, a share like 25%"),
+        ("GGML_MOECACHE_CAPACITY", "-1", "must be a number of experts"),
+        ("GGML_MOECACHE_CAPACITY", "2GB", "must be a number of experts"),
+        ("GGML_MOECACHE_POLICY", "belady", "needs to see the whole trace"),
+        ("GGML_MOECACHE_POLICY", "lru:half-life=3", "GGML_MOECACHE_POLICY"),
+        ("GGML_MOECACHE_POLICY", "lrru", "GGML_MOECACHE_POLICY"),
+        ("GGML_MOECACHE_RESERVE_MIB", "x", "GGML_MOECACHE_RESERVE_MIB must be a whole number"),
+    ],
+)
+def test_bad_settings_are_named(build: Build, name: str, value: str, message: str) -> None:
+    with pytest.raises(RunFailed, match=message):
+        run(build, one_by_one(1), "25%", **{name: value})
+
+
+def test_more_experts_than_there_are_is_no_cache(build: Build) -> None:
+    _, context = run(build, one_by_one(2), "1025", MOECACHE_REQUIRE="")
+    assert (context["state"], context["reason"]) == ("inactive", "no_cache")
+    assert context["detail"] == "capacity must be at most the 1024 experts of all layers. Got 1025 instead."
+    assert context["n_misses"] == 2 * N_LAYERS * TOP_K
