@@ -13,7 +13,7 @@ from tests.harness.scenarios import token_stream
 from tests.models.families.table import MOE_FAMILIES
 from tests.models.generate import model_path
 
-CAPACITIES = ("0", "all")
+CAPACITIES = ("0", "40%", "all")
 
 
 def _equal_to_stock(build: Build, family: str, scenario: Scenario, capacity: str) -> dict[str, np.ndarray]:

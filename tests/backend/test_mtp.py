@@ -31,7 +31,7 @@ def _mtp_scenario() -> Scenario:
     return Scenario("mtp", seeded, is_mtp=True)
 
 
-@pytest.mark.parametrize("capacity", ["0", "all"])
+@pytest.mark.parametrize("capacity", ["0", "40%", "all"])
 @pytest.mark.parametrize("type_name", ["F32", "Q4_0", "Q4_K+Q6_K"])
 def test_mtp_layer(build: Build, type_name: str, capacity: str) -> None:
     """A trunk context, then an MTP context: each knows the layers of its own graphs only."""

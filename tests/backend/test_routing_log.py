@@ -20,7 +20,7 @@ from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import model_path
 from tests.models.tokenizer import embedded_model
 
-CAPACITIES = ("0", "all")
+CAPACITIES = ("0", "40%", "all")
 WEIGHT_STAGES = ("_scaled", "_norm", "_softmax", "")
 
 
