@@ -48,7 +48,8 @@ def test_mtp_layer(build: Build, type_name: str, capacity: str) -> None:
     geometry = FAMILIES[FAMILY].geometry
     assert (trunk["n_layers"], trunk["n_experts"]) == (geometry.n_layer, geometry.n_layer * geometry.n_expert)
     assert (mtp["n_layers"], mtp["n_experts"]) == (1, geometry.n_expert)
-    assert mtp["n_resident"] == (geometry.n_expert if capacity == "all" else 0)
+    assert geometry.n_expert == 16
+    assert mtp["n_resident"] == {"0": 0, "40%": 6, "all": 16}[capacity]  # 40 % of 16 to the nearest whole one
     assert mtp["n_hits"] + mtp["n_misses"] == (N_TOKEN + 2) * geometry.top_k
 
 
