@@ -186,6 +186,9 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
         announce(context, facts);
         return fall_back(context, reason::no_cache, why);
     }
+    if (context->log != nullptr) {
+        context->moe->cache->keep_records();
+    }
     return why.empty() || fall_back(context, reason::fewer_slots, why);
 }
 
@@ -263,7 +266,7 @@ static bool record(backend_context * context, graph_plan & plan, const ggml_cgra
     if (context->log == nullptr || warmup) {
         return true;
     }
-    const std::string error = context->log->computed(plan, graph);
+    const std::string error = context->log->computed(plan, graph, context->moe->cache.get());
     if (error.empty()) {
         return true;
     }

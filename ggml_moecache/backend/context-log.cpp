@@ -176,7 +176,7 @@ static std::string choose_file_name(const std::string & folder, uint64_t context
     return "routing.jsonl";
 }
 
-std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph) {
+std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
     warn_of_layers_without_down(graph, device_get(dev));
     size_t k_max = 1;
     for (const moe_block & block : plan.walk.blocks) {
@@ -185,7 +185,7 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     if (settings.log_live) {
         live = std::make_shared<event_ring>(settings.n_log_ring_events, k_max);
         live_ring_set(status->context_id(), live);
-        recorder.set_ring(live.get(), false); // a consumer expects the events of what has been computed
+        recorder.set_ring(live.get(), false, nullptr); // a consumer expects the events of what has been computed
         return "";
     }
     std::string         error;
@@ -194,7 +194,10 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     options.context_id    = status->context_id();
     options.n_ring_events = settings.n_log_ring_events;
     options.k_max         = k_max;
-    options.file_name     = choose_file_name(settings.log_folder, options.context_id, error);
+    if (cache != nullptr) {
+        options.cache = cache->geometry_copy();
+    }
+    options.file_name = choose_file_name(settings.log_folder, options.context_id, error);
     if (error.empty()) {
         log = routing_log::open(options, error);
     }
@@ -210,16 +213,16 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
         run_metadata_set_cuda(runtime, driver);
     }
     run_metadata_set(facts);
-    recorder.set_ring(&log->ring(), true);
+    recorder.set_ring(&log->ring(), true, cache);
     return run_metadata_write(settings.log_folder);
 }
 
-std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph) {
+std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
     std::string error;
     if (!opened) {
         opened = true;
         try {
-            error = open(plan, graph);
+            error = open(plan, graph, cache);
         } catch (const std::bad_alloc &) {
             error = "there is no memory for a ring of " + std::to_string(settings.n_log_ring_events) + " events";
         }

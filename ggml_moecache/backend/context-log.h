@@ -27,12 +27,13 @@ public:
     }
 
     // A plan with MoE blocks has been handed to the device. Returns "" or, once, why the log could not be opened.
-    std::string computed(graph_plan & plan, const ggml_cgraph * graph);
+    // `cache`: of the context, nullptr = none; the same at every call after the first graph with MoE blocks.
+    std::string computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
 
     void synchronized() { recorder.synchronized(); }
 
 private:
-    std::string open(const graph_plan & plan, const ggml_cgraph * graph);
+    std::string open(const graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
     void        describe(const graph_plan & plan, const ggml_cgraph * graph);
 
     ggml_backend_dev_t              dev;

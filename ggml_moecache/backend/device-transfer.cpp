@@ -67,6 +67,8 @@ public:
         return number_of_slot[slot] <= n_complete;
     }
 
+    copy_time time_of(uint32_t) const override { return {}; } // GGML's events carry no time
+
     void wait_all() override {
         ggml_backend_synchronize(stream);
         poll();

@@ -1,6 +1,7 @@
 #include "backend/expert-cache.h"
 
 #include "backend/buffer-type.h"
+#include "core/clock.h"
 #include "core/policies/table.h"
 
 #include <algorithm>
@@ -129,6 +130,8 @@ std::string expert_cache::start(const config & settings) {
     event_hits.resize(geometry.most_experts());
     last_row.assign(geometry.most_experts(), 0);
     is_hit.assign(geometry.most_experts(), 0);
+    records.resize(geometry.columns.size());
+    reports.resize(geometry.columns.size());
     manager->place();
     copies->readers_launched();
     copies->wait_all();
@@ -222,7 +225,10 @@ uint32_t expert_cache::route(uint32_t column, const int32_t * ids, uint32_t n_us
     if (n_events > 0) {
         manager->readers_finished(n_events - 1);
     }
-    manager->publish(column);
+    const std::vector<copy_outcome> & outcomes = manager->publish(column);
+    if (recording) {
+        report_copies(column, outcomes);
+    }
     cache_event event;
     event.index        = n_events++;
     event.first_access = n_accesses;
@@ -233,10 +239,63 @@ uint32_t expert_cache::route(uint32_t column, const int32_t * ids, uint32_t n_us
     n_accesses += event.n_items;
     manager->look_up(event, event_hits.data());
     fill_places(column, ids, n_used, n_tokens, misses); // before the decisions: they may give a hit's slot away
-    manager->decide(event);
+    const uint64_t                generation = manager->generation();
+    const std::vector<decision> & decisions  = manager->decide(event);
+    if (recording) {
+        make_record(column, event.index, generation, n_used, n_tokens, misses, decisions);
+    }
     manager->apply();
     return n_used * n_tokens - static_cast<uint32_t>(misses.size());
 }
+
+// --- for the log ----------------------------------------------------------------------------------------------------------------
+
+int expert_cache::column_index(int layer, int family) const {
+    for (size_t i = 0; i < geometry.columns.size(); i++) {
+        if (geometry.columns[i].layer_id == layer && geometry.columns[i].family == expert_family_name(family)) {
+            return static_cast<int>(i);
+        }
+    }
+    return -1;
+}
+
+void expert_cache::add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns) {
+    records[column].cpu_ns += cpu_ns;
+    records[column].device_ns += device_ns;
+}
+
+void expert_cache::report_copies(uint32_t column, const std::vector<copy_outcome> & outcomes) {
+    copy_report report;
+    report.event = records[column].event;
+    for (const copy_outcome & outcome : outcomes) {
+        const copy_time time = outcome.ready ? copies->time_of(outcome.slot) : copy_time {};
+        report.ready         = report.ready == 0 || !outcome.ready ? 0 : 1;
+        report.ready_ns      = std::max(report.ready_ns, time.ready_ns);
+        report.copy_ns += time.duration_ns;
+    }
+    if (report.ready == 0) { // the last one is still on its way
+        report.ready_ns = report.copy_ns = 0;
+    }
+    reports[column] = report;
+}
+
+void expert_cache::make_record(uint32_t column, uint64_t event, uint64_t generation, uint32_t n_used, uint32_t n_tokens,
+                               const std::vector<missed_row> & misses, const std::vector<decision> & decisions) {
+    cache_record & record = records[column];
+    record.event          = event;
+    record.graph          = graphs;
+    record.generation     = generation;
+    record.cpu_ns = record.device_ns = 0;
+    record.row_hits.assign(n_tokens, n_used >= 64 ? UINT64_MAX : (uint64_t(1) << n_used) - 1);
+    for (const missed_row & row : misses) {
+        record.row_hits[row.token] &= ~(uint64_t(1) << row.k);
+    }
+    record.decisions.assign(decisions.begin(), decisions.end());
+    record.copy_bytes  = decisions.size() * geometry.columns[column].expert_bytes;
+    record.enqueued_ns = decisions.empty() ? 0 : monotonic_ns();
+}
+
+// --- rows -----------------------------------------------------------------------------------------------------------------------
 
 // A second row of a token with the same expert is the CPU's: GGML's kernels assume that there is none.
 void expert_cache::fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,

@@ -26,6 +26,27 @@ struct missed_row {
     uint32_t k;
 };
 
+// What the cache did with one ubatch of a column, for the routing log.
+struct cache_record {
+    uint64_t              event = UINT64_MAX; // number of the event in this cache; UINT64_MAX: it passed the cache by
+    uint64_t              graph = 0;          // in which graph it was
+    std::vector<uint64_t> row_hits;           // [n_tokens] bit k: row (token, k) was the device's
+    std::vector<decision> decisions;
+    uint64_t              generation  = 0;
+    uint64_t              enqueued_ns = 0;
+    uint64_t              copy_bytes  = 0;
+    uint64_t              cpu_ns      = 0;
+    uint64_t              device_ns   = 0;
+};
+
+// What became of the copies of an event, known at the next token of its column.
+struct copy_report {
+    uint64_t event    = UINT64_MAX;
+    int8_t   ready    = -1; // all were complete in time; -1: there were none
+    uint64_t ready_ns = 0;  // the last one, 0: not known
+    uint64_t copy_ns  = 0;  // all of them
+};
+
 struct cache_request {
     ggml_backend_dev_t dev;
     ggml_backend_t     inner;
@@ -67,6 +88,18 @@ public:
     void     upload(uint32_t column, uint32_t n_used, uint32_t n_tokens); // onto the stream of the graph
     void     launched();                                                  // the device's part has been handed over
 
+    // --- for the routing log ---
+    void                 begin_graph() { graphs++; }
+    uint64_t             n_graphs() const { return graphs; }
+    void                 keep_records() { recording = true; }
+    bool                 keeps_records() const { return recording; }
+    void                 add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns);
+    const cache_record & record(uint32_t column) const { return records[column]; } // of the last event
+    const copy_report &  report(uint32_t column) const { return reports[column]; } // of the one before
+    int                  column_index(int layer, int family) const;                // -1: none
+    std::shared_ptr<const cache_geometry> geometry_copy() const { return std::make_shared<cache_geometry>(geometry); }
+
+    // --- figures ---
     const cache_counters & counters() const { return manager->counters(); }
     uint64_t               size_bytes() const { return pools.size_bytes(); }
     uint64_t               n_slots() const { return manager->n_slots(); }
@@ -80,6 +113,9 @@ private:
     std::string choose_slots(const config & settings, std::string & fewer);
     std::string start(const config & settings);
     void        make_event(uint32_t column, const int32_t * ids, uint32_t n_rows);
+    void        report_copies(uint32_t column, const std::vector<copy_outcome> & outcomes);
+    void        make_record(uint32_t column, uint64_t event, uint64_t generation, uint32_t n_used, uint32_t n_tokens,
+                            const std::vector<missed_row> & misses, const std::vector<decision> & decisions);
     void        fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
                             std::vector<missed_row> & misses);
 
@@ -101,10 +137,15 @@ private:
     ggml_backend_buffer_t host_buffer  = nullptr; // the same on the host, pinned if possible
     bool                  sync;
 
+    bool                      recording = false;
+    std::vector<cache_record> records; // [columns]
+    std::vector<copy_report>  reports; // [columns]
+
     std::vector<uint32_t> event_items;
     std::vector<uint32_t> last_row; // [experts of a column] 1 + the last row that used it, 0: none
     std::vector<uint8_t>  event_hits;
     std::vector<uint8_t>  is_hit; // [experts of a column]
+    uint64_t              graphs        = 0;
     uint64_t              n_events      = 0;
     uint64_t              n_accesses    = 0;
     int64_t               n_tokens_seen = 0;

@@ -2,6 +2,7 @@
 
 #include "backend/buffer-type.h"
 #include "backend/missed-rows.h"
+#include "core/clock.h"
 
 #include <algorithm>
 #include <iterator>
@@ -169,21 +170,27 @@ enum ggml_status moe_op::run_shared(plan_segment & segment) {
     }
     ggml_backend_synchronize(inner);
     const uint32_t n_hits = cache->route(segment.column, segment.rows->ids(), segment.n_used, segment.n_tokens, misses);
+    const bool     timed  = cache->keeps_records();
+    const uint64_t begin_ns = timed ? monotonic_ns() : 0;
     enum ggml_status status = GGML_STATUS_SUCCESS;
     if (n_hits > 0) {
         cache->upload(segment.column, segment.n_used, segment.n_tokens);
         status = inner->iface.graph_compute(inner, &segment.graph);
     }
+    const uint64_t device_ns = timed && device_get(dev)->standin && n_hits > 0 ? monotonic_ns() - begin_ns : 0;
     cache->launched();
     n_shared_hits += n_hits;
     n_shared_misses += misses.size();
-    if (status != GGML_STATUS_SUCCESS || misses.empty()) {
-        return status;
+    const uint64_t host_begin_ns = timed ? monotonic_ns() : 0;
+    if (status == GGML_STATUS_SUCCESS && !misses.empty()) {
+        segment.rows->pack(misses);
+        status = host.compute(segment.rows->graph());
+        if (status == GGML_STATUS_SUCCESS) {
+            send_rows(segment);
+        }
     }
-    segment.rows->pack(misses);
-    status = host.compute(segment.rows->graph());
-    if (status == GGML_STATUS_SUCCESS) {
-        send_rows(segment);
+    if (timed) { // a GPU computes on by itself: its time is not known here
+        cache->add_times(segment.column, misses.empty() ? 0 : monotonic_ns() - host_begin_ns, device_ns);
     }
     return status;
 }
@@ -198,6 +205,9 @@ static bool computes_nothing(const ggml_cgraph & graph) {
 }
 
 enum ggml_status moe_op::run(graph_plan & plan, ggml_cgraph * graph) {
+    if (cache != nullptr) {
+        cache->begin_graph();
+    }
     for (const plan_swap & swap : plan.swaps) {
         swap.node->src[swap.src] = swap.replacement;
     }

@@ -18,6 +18,7 @@ struct routing_source {
     uint8_t             family         = 0;
     uint16_t            n_used         = 0;
     uint32_t            n_rows         = 0;
+    int                 column         = -1; // of the cache, -1: none
 };
 
 struct plan_routing {

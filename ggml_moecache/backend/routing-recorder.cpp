@@ -1,6 +1,7 @@
 #include "backend/routing-recorder.h"
 
 #include "backend/buffer-type.h"
+#include "core/clock.h"
 #include "core/expert-name.h"
 
 #include <algorithm>
@@ -9,11 +10,6 @@
 #include <thread>
 
 namespace moecache {
-
-static uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 // Entries of graphs that are long gone are dropped together; a graph has one per MoE layer.
 static const size_t max_weights_known = 16384;
@@ -31,8 +27,9 @@ routing_recorder::~routing_recorder() {
     }
 }
 
-void routing_recorder::set_ring(event_ring * target, bool in_background) {
-    ring = target;
+void routing_recorder::set_ring(event_ring * target, bool in_background, const expert_cache * with) {
+    ring  = target;
+    cache = target->with_cache() ? with : nullptr;
     if (in_background && gather.is_async()) {
         lander = std::thread([this] { land_in_background(); });
     }
@@ -168,6 +165,7 @@ void routing_recorder::add_block(graph_plan & plan, const ggml_cgraph * graph, c
         source.ids       = block.ids;
         const auto known = weights_of.find(block.ids);
         source.weights   = known != weights_of.end() ? known->second : nullptr;
+        source.column    = cache != nullptr ? cache->column_index(name.layer, name.family) : -1;
         routing.blocks.push_back(source);
     }
 }
@@ -263,7 +261,7 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     if (n_started - n_landed == routing_gather::n_slots) {
         land_next();
     }
-    const uint64_t begin_ns = now_ns();
+    const uint64_t begin_ns = monotonic_ns();
     if (routing.blocks.front().layer <= last_layer) {
         begin_batch(routing);
     }
@@ -279,8 +277,15 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
         return;
     }
     gather.start(slot, routing.runs);
+    if (cache != nullptr) {
+        take_records(next);
+        if (n_started > n_landed) {
+            finish(flights[(n_started - 1) % routing_gather::n_slots]);
+        }
+    }
     n_started.store(n_started + 1, std::memory_order_release);
-    ns += now_ns() - begin_ns;
+    n_final.store(cache != nullptr ? n_started - 1 : n_started.load(), std::memory_order_release);
+    ns += monotonic_ns() - begin_ns;
 }
 
 // There is no host memory for the gather: the events are lost, and counted as such.
@@ -297,7 +302,7 @@ static const auto lander_period = std::chrono::microseconds(200);
 void routing_recorder::land_in_background() {
     while (!stop) {
         const size_t next = n_landed;
-        if (next == n_started.load(std::memory_order_acquire) || !gather.ready(next % routing_gather::n_slots)) {
+        if (next == n_final.load(std::memory_order_acquire) || !gather.ready(next % routing_gather::n_slots)) {
             std::this_thread::sleep_for(lander_period);
             continue;
         }
@@ -310,9 +315,9 @@ void routing_recorder::land_next() {
     if (!lander.joinable()) {
         const size_t slot = n_landed % routing_gather::n_slots;
         gather.wait(slot);
-        const uint64_t begin_ns = now_ns();
+        const uint64_t begin_ns = monotonic_ns();
         land(slot);
-        ns += now_ns() - begin_ns;
+        ns += monotonic_ns() - begin_ns;
         return;
     }
     for (const size_t before = n_landed; n_landed == before;) {
@@ -320,51 +325,140 @@ void routing_recorder::land_next() {
     }
 }
 
-void routing_recorder::land_all() {
-    while (n_landed < n_started) {
+void routing_recorder::land_final() {
+    while (n_landed < n_final) {
         land_next();
     }
 }
 
+void routing_recorder::land_all() {
+    n_final.store(n_started, std::memory_order_release);
+    land_final();
+}
+
 void routing_recorder::synchronized() {
     if (!lander.joinable()) {
-        land_all();
+        land_final();
     }
 }
 
+// --- cache ----------------------------------------------------------------------------------------------------------------------
+
+void routing_recorder::take_records(flight & next) {
+    next.records.resize(next.blocks.size());
+    next.reports.assign(next.blocks.size(), {});
+    for (size_t i = 0; i < next.blocks.size(); i++) {
+        const routing_source & block  = next.blocks[i];
+        cache_record &         record = next.records[i];
+        record.event                  = UINT64_MAX;
+        if (block.column < 0) {
+            continue;
+        }
+        const cache_record & made = cache->record(static_cast<uint32_t>(block.column));
+        if (made.graph == cache->n_graphs() && made.row_hits.size() == block.n_rows) {
+            record = made;
+        }
+    }
+}
+
+// The next token has come to these columns: what became of the copies is known.
+void routing_recorder::finish(flight & last) {
+    for (size_t i = 0; i < last.blocks.size(); i++) {
+        if (last.records[i].event == UINT64_MAX) {
+            continue;
+        }
+        const copy_report & report = cache->report(static_cast<uint32_t>(last.blocks[i].column));
+        if (report.event == last.records[i].event) {
+            last.reports[i] = report;
+        }
+    }
+}
+
+// --- events ---------------------------------------------------------------------------------------------------------------------
+
 void routing_recorder::land(size_t slot) {
-    for (const routing_source & block : flights[slot].blocks) {
-        emit_block(flights[slot], block, gather.memory(slot));
+    for (size_t i = 0; i < flights[slot].blocks.size(); i++) {
+        emit_block(flights[slot], i, gather.memory(slot));
     }
     n_landed.store(n_landed + 1, std::memory_order_release);
 }
 
-void routing_recorder::emit_block(const flight & done, const routing_source & block, const char * memory) {
-    const auto * ids     = reinterpret_cast<const int32_t *>(memory + block.ids_offset);
-    const auto * weights = reinterpret_cast<const float *>(memory + block.weights_offset);
-    const bool   outputs = block.n_rows != done.tokens.size() && block.n_rows <= done.output_rows.size();
+// What the cache decided at an event, in front of it.
+void routing_recorder::emit_decisions(const flight & done, const cache_record & record) {
+    for (size_t first = 0; first < record.decisions.size(); first += ring->k_max()) {
+        routing_event * slot = ring->begin(done.batch_id);
+        slot->kind           = MOECACHE_SLOT_DECISIONS;
+        slot->n_used         = static_cast<uint16_t>(std::min(ring->k_max(), record.decisions.size() - first));
+        for (size_t i = 0; i < slot->n_used; i++) {
+            const decision & made    = record.decisions[first + i];
+            ring->decisions(slot)[i] = { made.admitted, made.evicted };
+        }
+        ring->commit();
+    }
+}
+
+// The ubatch of a layer is one event of the cache. Its decisions and its times stand at its last token.
+void routing_recorder::emit_cache(const flight & done, size_t index, uint32_t row, routing_event * event) {
+    const cache_record & record = done.records[index];
+    routing_cache &      fields = *ring->cache(event);
+    fields.ready                = -1;
+    if (record.event == UINT64_MAX) {
+        return;
+    }
+    fields.cached     = 1;
+    fields.hits       = record.row_hits[row];
+    fields.generation = record.generation;
+    if (row + 1 < done.blocks[index].n_rows) {
+        return;
+    }
+    fields.cpu_ns  = record.cpu_ns;
+    fields.cuda_ns = record.device_ns;
+    if (!record.decisions.empty()) {
+        fields.enqueued_ns = record.enqueued_ns;
+        fields.copy_bytes  = record.copy_bytes;
+        fields.ready       = done.reports[index].ready;
+        fields.ready_ns    = done.reports[index].ready_ns;
+        fields.copy_ns     = done.reports[index].copy_ns;
+    }
+}
+
+void routing_recorder::emit_block(const flight & done, size_t index, const char * memory) {
+    const routing_source & block   = done.blocks[index];
+    const auto *           ids     = reinterpret_cast<const int32_t *>(memory + block.ids_offset);
+    const auto *           weights = reinterpret_cast<const float *>(memory + block.weights_offset);
+    const bool             outputs = block.n_rows != done.tokens.size() && block.n_rows <= done.output_rows.size();
     for (uint32_t row = 0; row < block.n_rows; row++) {
         const size_t token = outputs ? static_cast<size_t>(done.output_rows[row]) : row;
         if (token >= done.tokens.size()) {
             continue;
         }
-        while (wait_when_full && !ring->has_room()) {
+        const bool   decides = cache != nullptr && row + 1 == block.n_rows && done.records[index].event != UINT64_MAX;
+        const size_t n_slots =
+            1 + (decides ? (done.records[index].decisions.size() + ring->k_max() - 1) / ring->k_max() : 0);
+        while (wait_when_full && !ring->has_room(n_slots)) {
             std::this_thread::yield();
         }
-        routing_event * event = ring->begin(done.batch_id);
-        if (event == nullptr) {
-            continue; // counted by the ring
+        if (!ring->has_room(n_slots)) {
+            ring->lose(done.batch_id, 1);
+            continue;
         }
-        event->request_id  = done.tokens[token].request_id;
-        event->token_index = done.tokens[token].token_index;
-        event->phase       = done.tokens[token].phase;
-        event->layer_id    = block.layer;
-        event->family      = block.family;
-        event->n_used      = static_cast<uint16_t>(std::min<size_t>(block.n_used, ring->k_max()));
-        event->has_weights = block.weights != nullptr;
+        if (decides) {
+            emit_decisions(done, done.records[index]);
+        }
+        routing_event * event = ring->begin(done.batch_id);
+        event->request_id     = done.tokens[token].request_id;
+        event->token_index    = done.tokens[token].token_index;
+        event->phase          = done.tokens[token].phase;
+        event->layer_id       = block.layer;
+        event->family         = block.family;
+        event->n_used         = static_cast<uint16_t>(std::min<size_t>(block.n_used, ring->k_max()));
+        event->has_weights    = block.weights != nullptr;
         std::memcpy(event->ids(), ids + row * block.n_used, event->n_used * sizeof(int32_t));
         if (block.weights != nullptr) {
             std::memcpy(ring->weights(event), weights + row * block.n_used, event->n_used * sizeof(float));
+        }
+        if (cache != nullptr) {
+            emit_cache(done, index, row, event);
         }
         ring->commit();
     }

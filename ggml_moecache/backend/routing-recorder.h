@@ -8,6 +8,7 @@
 // Owned by one backend; called by the thread that runs the graph. Memory is taken when a graph is new, not per token.
 #pragma once
 
+#include "backend/expert-cache.h"
 #include "backend/graph-plan.h"
 #include "backend/router-memory.h"
 #include "core/event-ring.h"
@@ -38,7 +39,9 @@ public:
     // Where the events go. `in_background`: events are made by a thread of the recorder's own where the device allows
     // it, and not by the thread of the graph; they then appear a fraction of a millisecond later. REQUIRES: before the
     // first record().
-    void set_ring(event_ring * target, bool in_background);
+    // With a `cache` (a ring made for one) events are held back until its columns' next tokens, when the fate of their
+    // copies is known.
+    void set_ring(event_ring * target, bool in_background, const expert_cache * cache);
 
     // After `plan` has been handed to the device: gather its routing. Not for warm-up graphs.
     void record(graph_plan & plan, const ggml_cgraph * graph);
@@ -63,6 +66,8 @@ private:
         std::vector<token_info>     tokens;      // of the ubatch
         std::vector<int32_t>        output_rows; // row -> token of layers that see output rows only
         uint64_t                    batch_id = 0;
+        std::vector<cache_record>   records; // [blocks] with a cache
+        std::vector<copy_report>    reports; // [blocks]
     };
 
     void make_routing(graph_plan & plan, const ggml_cgraph * graph);
@@ -73,14 +78,20 @@ private:
     void land_in_background();
     void land(size_t slot);
     void land_next();
-    void emit_block(const flight & done, const routing_source & block, const char * memory);
+    void land_final();
+    void take_records(flight & next);
+    void finish(flight & last);
+    void emit_block(const flight & done, size_t block_index, const char * memory);
+    void emit_decisions(const flight & done, const cache_record & record);
+    void emit_cache(const flight & done, size_t block_index, uint32_t row, routing_event * event);
 
     ggml_backend_dev_t            dev;
     ggml_backend_t                inner;
     const bool                    wait_when_full;
     const std::atomic<uint64_t> & request_id;
     routing_gather                gather;
-    event_ring *                  ring = nullptr;
+    event_ring *                  ring  = nullptr;
+    const expert_cache *          cache = nullptr; // whose records go into the ring
     request_tracker               requests;
 
     router_memory memory;
@@ -88,6 +99,7 @@ private:
     std::unordered_map<const ggml_tensor *, ggml_tensor *> weights_of; // router ids -> weights, of the graphs optimized
     std::vector<flight>                                    flights;    // one per slot of the gather, used in turn
     std::atomic<size_t>                                    n_started { 0 };
+    std::atomic<size_t>                                    n_final { 0 }; // of those started: may become events
     std::atomic<size_t>                                    n_landed { 0 };
     std::thread       lander; // makes events where the gather allows another thread; else the graph's thread does
     std::atomic<bool> stop { false };

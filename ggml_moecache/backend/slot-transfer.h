@@ -20,8 +20,17 @@ struct slot_map {
     size_t parts(const copy_request & copy, std::array<expert_part, n_expert_roles> & out) const;
 };
 
+// When a copy was done, ns of the process's monotonic clock; 0: the device does not tell.
+struct copy_time {
+    uint64_t ready_ns    = 0;
+    uint64_t duration_ns = 0;
+};
+
 class slot_transfer : public transfer {
 public:
+    // Of the complete copy that was enqueued last into `slot`.
+    virtual copy_time time_of(uint32_t slot) const = 0;
+
     // Everything that reads slots for the events so far has been handed to the device: copies that wait for readers may
     // be ordered behind it.
     virtual void readers_launched() = 0;

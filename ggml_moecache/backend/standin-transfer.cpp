@@ -2,6 +2,7 @@
 //
 // Its graphs are computed at once, so readers have finished when they have been launched.
 #include "backend/slot-transfer.h"
+#include "core/clock.h"
 #include "core/config.h"
 
 #include <atomic>
@@ -19,7 +20,7 @@ namespace {
 class standin_transfer final : public slot_transfer {
 public:
     explicit standin_transfer(const slot_map & m) :
-        map(m), speed(config_standin_copies()), number_of_slot(m.places.size(), 0) {
+        map(m), speed(config_standin_copies()), number_of_slot(m.places.size(), 0), times(m.places.size()) {
         worker = std::thread([this] { work(); });
     }
 
@@ -52,6 +53,8 @@ public:
 
     bool complete(uint32_t slot) override { return number_of_slot[slot] <= n_complete.load(std::memory_order_acquire); }
 
+    copy_time time_of(uint32_t slot) const override { return times[slot]; }
+
     void wait_all() override {
         std::unique_lock<std::mutex> lock(mutex);
         done.wait(lock, [this] { return n_complete == n_enqueued; });
@@ -68,7 +71,10 @@ private:
             const copy_request copy = queue.front();
             queue.pop_front();
             lock.unlock();
+            const uint64_t begin_ns = monotonic_ns();
             carry_out(copy);
+            times[copy.slot].ready_ns    = monotonic_ns();
+            times[copy.slot].duration_ns = times[copy.slot].ready_ns - begin_ns;
             n_complete.fetch_add(1, std::memory_order_release);
             lock.lock();
             done.notify_all();
@@ -95,6 +101,7 @@ private:
     const slot_map &         map;
     const standin_copy_speed speed;
     std::vector<uint64_t>    number_of_slot; // [slots] number of the copy that counts
+    std::vector<copy_time>   times;          // [slots] of the worker, until n_complete has passed the copy
     std::thread              worker;
     std::mutex               mutex;
     std::condition_variable  changed;

@@ -5,20 +5,21 @@
 
 namespace moecache {
 
-event_ring::event_ring(size_t n_events, size_t k_max) :
-    n(n_events), k_max_(k_max), stride((sizeof(routing_event) + k_max * (sizeof(int32_t) + sizeof(float)) + 7) / 8 * 8),
-    memory(new char[n * stride]) {}
+event_ring::event_ring(size_t n_events, size_t k_max, bool with_cache) :
+    n(n_events), k_max_(k_max),
+    cache_offset((sizeof(routing_event) + k_max * (sizeof(int32_t) + sizeof(float)) + 7) / 8 * 8),
+    stride(cache_offset + (with_cache ? sizeof(routing_cache) : 0)), memory(new char[n * stride]) {}
 
 routing_event * event_ring::slot(uint64_t index) const {
     return reinterpret_cast<routing_event *>(memory.get() + index % n * stride);
 }
 
-bool event_ring::has_room() {
+bool event_ring::has_room(size_t n_slots) {
     const uint64_t index = head.load(std::memory_order_relaxed);
-    if (index - cached_tail >= n) {
+    if (index - cached_tail + n_slots > n) {
         cached_tail = tail.load(std::memory_order_acquire);
     }
-    return index - cached_tail < n;
+    return index - cached_tail + n_slots <= n;
 }
 
 void event_ring::lose(uint64_t batch_id, uint32_t n_events) {
@@ -35,6 +36,9 @@ routing_event * event_ring::begin(uint64_t batch_id) {
     const uint64_t  index = head.load(std::memory_order_relaxed);
     routing_event * event = slot(index);
     std::memset(event, 0, sizeof(*event));
+    if (with_cache()) {
+        std::memset(static_cast<void *>(cache(event)), 0, sizeof(routing_cache));
+    }
     event->batch_id      = batch_id;
     event->lost_before   = gap;
     event->lost_batch_id = gap_batch;

@@ -18,6 +18,9 @@ namespace moecache {
 
 enum : uint8_t { MOECACHE_PHASE_PREFILL = 0, MOECACHE_PHASE_DECODE = 1 };
 
+// What a slot holds. Decisions come before the event that they belong to, as many slots as they need.
+enum : uint8_t { MOECACHE_SLOT_EVENT = 0, MOECACHE_SLOT_DECISIONS = 1 };
+
 // The fixed part of a slot. Stored by the writer and seen by Python: the order of the fields is part of the interface.
 struct routing_event {
     uint64_t batch_id;    // ubatch (graph) of this context, from 0
@@ -28,7 +31,8 @@ struct routing_event {
     uint8_t  phase;       // MOECACHE_PHASE_*
     uint16_t n_used;      // valid ids (and weights)
     uint8_t  has_weights; // 0: the graph shows no router weights
-    uint8_t  reserved[3];
+    uint8_t  kind;        // MOECACHE_SLOT_*
+    uint8_t  reserved[2];
     uint32_t lost_before; // events lost between the previous event and this one
     uint32_t reserved_2;
     uint64_t lost_batch_id; // ubatch of the first of them
@@ -38,10 +42,32 @@ struct routing_event {
 };
 static_assert(sizeof(routing_event) == 48, "the layout is an interface");
 
+// What a cache did with an event; only in rings made for one. Times in ns of the process's monotonic clock.
+struct routing_cache {
+    uint64_t hits;        // bit k: the k-th expert was computed from a slot
+    uint64_t generation;  // of the snapshot
+    uint64_t enqueued_ns; // first copy, 0: there was none
+    uint64_t ready_ns;    // last copy complete, 0: not known
+    uint64_t copy_bytes;
+    uint64_t copy_ns; // on the copy queue, 0: not known
+    uint64_t cpu_ns;  // the CPU's part of the layer in this ubatch, 0: there was none
+    uint64_t cuda_ns; // the device's part, 0: not known
+    int8_t   ready;   // every copy was complete when the layer's next token came; -1: not known, or no copy
+    uint8_t  cached;  // 0: the event passed the cache by, nothing above is set
+    uint8_t  reserved[6];
+};
+static_assert(sizeof(routing_cache) == 72, "eight words and the flags");
+
+// One decision of a cache, in a slot of kind MOECACHE_SLOT_DECISIONS. Items as in core/cache-geometry.h.
+struct routing_decision {
+    uint32_t admitted;
+    uint32_t evicted; // UINT32_MAX: the slot was empty
+};
+
 class event_ring {
 public:
     // REQUIRES: n_events > 0, k_max > 0.
-    event_ring(size_t n_events, size_t k_max);
+    event_ring(size_t n_events, size_t k_max, bool with_cache = false);
 
     // --- producer ---
 
@@ -49,10 +75,20 @@ public:
     // the gap). commit() makes the slot visible; until then begin() returns the same slot.
     routing_event * begin(uint64_t batch_id);
     void            commit();
-    bool            has_room();                                 // begin() would give a slot; counts nothing
+    bool            has_room(size_t n_slots = 1);               // begin() would give as many; counts nothing
     void            lose(uint64_t batch_id, uint32_t n_events); // count events that never got to a slot
 
     float * weights(routing_event * event) const { return reinterpret_cast<float *>(event->ids() + k_max_); }
+
+    // REQUIRES: a ring with cache.
+    routing_cache * cache(routing_event * event) const {
+        return reinterpret_cast<routing_cache *>(reinterpret_cast<char *>(event) + cache_offset);
+    }
+
+    // Of a slot of kind MOECACHE_SLOT_DECISIONS: n_used of them, k_max at most.
+    routing_decision * decisions(routing_event * event) const {
+        return reinterpret_cast<routing_decision *>(event->ids());
+    }
 
     // --- consumer ---
 
@@ -64,8 +100,16 @@ public:
         return reinterpret_cast<const float *>(event->ids() + k_max_);
     }
 
+    const routing_cache * cache(const routing_event * event) const {
+        return reinterpret_cast<const routing_cache *>(reinterpret_cast<const char *>(event) + cache_offset);
+    }
+    const routing_decision * decisions(const routing_event * event) const {
+        return reinterpret_cast<const routing_decision *>(event->ids());
+    }
+
     // --- any thread ---
 
+    bool     with_cache() const { return stride > cache_offset; }
     size_t   stride_bytes() const { return stride; }
     size_t   n_slots() const { return n; }
     size_t   k_max() const { return k_max_; }
@@ -80,6 +124,7 @@ private:
 
     const size_t            n;
     const size_t            k_max_;
+    const size_t            cache_offset; // in a slot
     const size_t            stride;
     std::unique_ptr<char[]> memory;
 

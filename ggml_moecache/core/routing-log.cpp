@@ -65,7 +65,8 @@ std::unique_ptr<routing_log> routing_log::open(const routing_log_options & optio
 }
 
 routing_log::routing_log(const routing_log_options & options, int file) :
-    context_id(options.context_id), events(options.n_ring_events, options.k_max), file(file) {
+    context_id(options.context_id), geometry(options.cache),
+    events(options.n_ring_events, options.k_max, options.cache != nullptr), file(file) {
     prefix = ",\"run_id\":\"" + routing_run_id() + "\",\"context_id\":" + std::to_string(context_id);
     buffer.reserve(2 * buffer_bytes);
     writer = std::thread([this] { run(); });
@@ -145,10 +146,67 @@ void routing_log::write_event(const routing_event & event, const float * weights
     } else {
         text += "null";
     }
-    text +=
-        ",\"resident_experts\":null,\"cache_hit\":[],\"admitted\":[],\"evicted\":[],\"copy_enqueued_ns\":null,\"copy_ready_ns\":null,"
-        "\"ready_before_next_token\":null,\"copy_bytes\":0,\"copy_duration_ns\":null,\"cpu_duration_ns\":null,\"cuda_duration_ns\":null}\n";
+    write_cache(event);
     n_in_buffer++;
+}
+
+// "name":value, null for 0.
+static void append_known(std::string & text, const char * name, uint64_t value) {
+    text += name;
+    if (value == 0) {
+        text += "null";
+    } else {
+        append(text, value);
+    }
+}
+
+void routing_log::write_cache(const routing_event & event) {
+    std::string & text = buffer;
+    if (!events.with_cache() || !events.cache(&event)->cached) {
+        decisions.clear();
+        text += ",\"resident_experts\":null,\"cache_hit\":[],\"admitted\":[],\"evicted\":[],\"copy_enqueued_ns\":null,"
+                "\"copy_ready_ns\":null,\"ready_before_next_token\":null,\"copy_bytes\":0,\"copy_duration_ns\":null,"
+                "\"cpu_duration_ns\":null,\"cuda_duration_ns\":null}\n";
+        return;
+    }
+    const routing_cache & cache = *events.cache(&event);
+    text += ",\"resident_experts\":";
+    append(text, cache.generation);
+    text += ",\"cache_hit\":[";
+    for (size_t k = 0; k < event.n_used; k++) {
+        text += k > 0 ? "," : "";
+        text += (cache.hits >> k & 1) != 0 ? "true" : "false";
+    }
+    text += "],\"admitted\":[";
+    for (size_t i = 0; i < decisions.size(); i++) {
+        text += i > 0 ? "," : "";
+        append(text, geometry->expert_of_item(decisions[i].admitted));
+    }
+    text += "],\"evicted\":[";
+    bool first = true;
+    for (const routing_decision & decision : decisions) {
+        if (decision.evicted == no_item) {
+            continue;
+        }
+        text += first ? "[" : ",[";
+        append(text, geometry->columns[geometry->column_of_item[decision.evicted]].layer_id);
+        text += ',';
+        append(text, geometry->expert_of_item(decision.evicted));
+        text += ']';
+        first = false;
+    }
+    text += ']';
+    append_known(text, ",\"copy_enqueued_ns\":", cache.enqueued_ns);
+    append_known(text, ",\"copy_ready_ns\":", cache.ready_ns);
+    text += ",\"ready_before_next_token\":";
+    text += cache.ready < 0 ? "null" : (cache.ready > 0 ? "true" : "false");
+    text += ",\"copy_bytes\":";
+    append(text, cache.copy_bytes);
+    append_known(text, ",\"copy_duration_ns\":", cache.copy_ns);
+    append_known(text, ",\"cpu_duration_ns\":", cache.cpu_ns);
+    append_known(text, ",\"cuda_duration_ns\":", cache.cuda_ns);
+    text += "}\n";
+    decisions.clear();
 }
 
 void routing_log::write_overflow(uint64_t batch_id, uint64_t n_lost) {
@@ -214,7 +272,11 @@ bool routing_log::drain() {
             if (event->lost_before > 0) {
                 write_overflow(event->lost_batch_id, event->lost_before);
             }
-            write_event(*event, events.weights(event));
+            if (event->kind == MOECACHE_SLOT_DECISIONS) {
+                decisions.insert(decisions.end(), events.decisions(event), events.decisions(event) + event->n_used);
+            } else {
+                write_event(*event, events.weights(event));
+            }
             if (buffer.size() >= buffer_bytes) {
                 store();
             }

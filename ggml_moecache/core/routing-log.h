@@ -7,6 +7,7 @@
 // lost.
 #pragma once
 
+#include "core/cache-geometry.h"
 #include "core/event-ring.h"
 
 #include <atomic>
@@ -21,11 +22,12 @@ namespace moecache {
 const std::string & routing_run_id();
 
 struct routing_log_options {
-    std::string folder;    // of the log; made when it does not exist
-    std::string file_name; // "routing.jsonl"
-    uint64_t    context_id    = 0;
-    size_t      n_ring_events = 0;
-    size_t      k_max         = 0; // ids of one event at most
+    std::string                           folder;    // of the log; made when it does not exist
+    std::string                           file_name; // "routing.jsonl"
+    uint64_t                              context_id    = 0;
+    size_t                                n_ring_events = 0;
+    size_t                                k_max         = 0; // ids of one event at most
+    std::shared_ptr<const cache_geometry> cache;             // nullptr: there is no cache
 };
 
 class routing_log {
@@ -54,15 +56,18 @@ private:
     void run();
     bool drain();
     void write_event(const routing_event & event, const float * weights);
+    void write_cache(const routing_event & event);
     void write_overflow(uint64_t batch_id, uint64_t n_lost);
     void store();
 
-    const uint64_t context_id;
-    event_ring     events;
-    int            file;   // -1 after an error
-    std::string    prefix; // ',"run_id":...,"context_id":...' of every line
-    std::string    buffer; // complete lines
-    uint64_t       n_in_buffer = 0;
+    const uint64_t                              context_id;
+    const std::shared_ptr<const cache_geometry> geometry;
+    event_ring                                  events;
+    std::vector<routing_decision>               decisions; // of the event that comes next
+    int                                         file;      // -1 after an error
+    std::string                                 prefix;    // ',"run_id":...,"context_id":...' of every line
+    std::string                                 buffer;    // complete lines
+    uint64_t                                    n_in_buffer = 0;
 
     std::atomic<uint64_t> written { 0 };
     std::atomic<uint64_t> unwritten { 0 };
