@@ -25,6 +25,6 @@ def load(name_or_path: str) -> CostModel:
         return cost.load(_FOLDER / f"{name_or_path}.json")
     if not Path(name_or_path).exists():
         raise ConfigError(
-            f"'{name_or_path}' is no cost model: neither a file nor one that ships with moecache ({', '.join(names())})."
+            f"'{name_or_path}' is no cost model: neither a file nor one that ships with moecache ({', '.join(names())})"
         )
     return cost.load(name_or_path)
