@@ -40,6 +40,16 @@ class CostModel:
     def __post_init__(self) -> None:
         _check(self.to_json(), "CostModel")
 
+    def event_ns(self, n_experts: int, n_hits: int) -> float:
+        """Time of an event, by the formula above."""
+        n_misses = n_experts - n_hits
+        cpu_ns = self.cpu_event_ns + n_misses * self.cpu_miss_ns if n_misses else 0.0
+        return self.other_layer_ns + max(n_hits * self.gpu_hit_ns, cpu_ns)
+
+    def copy_ns(self, n_bytes: int) -> float:
+        """Time of a copy on the copy queue."""
+        return self.copy_latency_ns + n_bytes / self.copy_bandwidth_bytes_per_s * 1e9
+
     def to_json(self) -> dict[str, Any]:
         """The object that load() reads."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -1,0 +1,149 @@
+// Policies that rank experts and keep the best: the rule of core/policies/README.md, once for all of them.
+//
+// A Ranker is what one policy adds:
+//   static constexpr bool never_falls   the rank of an expert only rises while it is in the content
+//   bool begin(event, changed)          the clock moves to the event; changed(item) for each item whose rank thereby
+//                                       fell or rose; true: any rank may have changed
+//   void use(item, event, position)     the event uses `item`, its position-th expert
+//   rank of(item)                       the present rank
+//   bool worthwhile(item)               a newcomer that may be admitted at all
+//   void save(state), string load(state)
+#pragma once
+
+#include "core/policies/admission-filter.h"
+#include "core/policies/rank-heap.h"
+#include "core/policies/residency.h"
+#include "core/policies/table.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace moecache {
+
+template <class Ranker>
+class ranked_policy final : public policy {
+public:
+    ranked_policy(const cache_geometry & g, Ranker r, admission_filter f) :
+        geometry(g), ranker(std::move(r)), filter(std::move(f)), place_of_item(g.n_items(), rank_heap::absent) {
+        heaps.reserve(g.n_budgets());
+        for (uint32_t budget = 0; budget < g.n_budgets(); budget++) {
+            heaps.emplace_back(g.slots_of_budget[budget], place_of_item);
+        }
+        newcomers.reserve(g.most_experts());
+    }
+
+    void on_event(const cache_event & event, std::vector<decision> & out) override {
+        const uint32_t budget    = geometry.budget_of_column[event.column];
+        const uint32_t n_slots   = geometry.slots_of_budget[budget];
+        const auto     rank_of   = [this](uint32_t item) { return ranker.of(item); };
+        const bool     all_moved = ranker.begin(event, [this](uint32_t item) { refresh(item); });
+        if (all_moved) {
+            for (rank_heap & heap : heaps) {
+                heap.rebuild(rank_of);
+            }
+        }
+        filter.count(event);
+        rank_heap & heap = heaps[budget];
+        newcomers.clear();
+        for (uint32_t position = 0; position < event.n_items; position++) {
+            const uint32_t item = event.items[position];
+            ranker.use(item, event, position);
+            if (place_of_item[item] == rank_heap::absent) {
+                newcomers.push_back({ {}, item });
+            } else if (!Ranker::never_falls) {
+                heap.update(item, ranker.of(item));
+            }
+        }
+        if (newcomers.empty() || n_slots == 0) {
+            return;
+        }
+        for (ranked_item & newcomer : newcomers) {
+            newcomer.rank = ranker.of(newcomer.item);
+        }
+        std::sort(newcomers.begin(), newcomers.end(),
+                  [](const ranked_item & a, const ranked_item & b) { return b.worse_than(a); });
+        for (const ranked_item & newcomer : newcomers) {
+            if (!ranker.worthwhile(newcomer.item)) {
+                continue;
+            }
+            if (heap.size() < n_slots) {
+                if (filter.admits(newcomer.item, no_item)) {
+                    heap.push(newcomer);
+                    out.push_back({ newcomer.item, no_item });
+                }
+                continue;
+            }
+            if (Ranker::never_falls) {
+                heap.settle(rank_of);
+            }
+            const ranked_item worst = heap.worst();
+            if (!(worst.rank < newcomer.rank)) {
+                return;
+            }
+            if (filter.admits(newcomer.item, worst.item)) {
+                heap.replace_worst(newcomer);
+                out.push_back({ newcomer.item, worst.item });
+            }
+        }
+    }
+
+    void save(session_state & state) const override {
+        std::vector<int64_t> content;
+        for (const rank_heap & heap : heaps) {
+            for (const ranked_item & entry : heap.all()) {
+                content.push_back(entry.item);
+            }
+        }
+        save_content(state, std::move(content));
+        ranker.save(state);
+        filter.save(state);
+    }
+
+    std::string load(const session_state & state) override {
+        std::vector<int64_t> content;
+        std::string          error = load_content(state, geometry, content);
+        error                      = error.empty() ? ranker.load(state) : error;
+        error                      = error.empty() ? filter.load(state) : error;
+        if (error.empty()) {
+            for (const int64_t item : content) {
+                const auto index = static_cast<uint32_t>(item);
+                heaps[geometry.budget_of_item(index)].push({ ranker.of(index), index });
+            }
+        }
+        return error;
+    }
+
+private:
+    void refresh(uint32_t item) {
+        if (place_of_item[item] != rank_heap::absent) {
+            heaps[geometry.budget_of_item(item)].update(item, ranker.of(item));
+        }
+    }
+
+    const cache_geometry &   geometry;
+    Ranker                   ranker;
+    admission_filter         filter;
+    std::vector<uint32_t>    place_of_item; // [items] entry in its budget's heap
+    std::vector<rank_heap>   heaps;         // [budgets]
+    std::vector<ranked_item> newcomers;     // of the event at hand
+};
+
+// What a policy's table line calls.
+template <class Ranker>
+std::string make_ranked(const policy_inputs & in, Ranker ranker, std::unique_ptr<policy> & out) {
+    admission_filter filter(in.spec, in.geometry.n_items());
+    out = std::make_unique<ranked_policy<Ranker>>(in.geometry, std::move(ranker), std::move(filter));
+    return "";
+}
+
+template <class Ranker>
+std::unique_ptr<one_pass> make_ranked_one_pass(const policy_inputs & in, Ranker ranker) {
+    if (in.spec.real("payback") > 0) {
+        return nullptr; // it compares a newcomer with the victim of one capacity
+    }
+    admission_filter filter(in.spec, in.geometry.n_items());
+    return std::make_unique<ranked_one_pass<Ranker>>(in.geometry, std::move(ranker), std::move(filter));
+}
+
+} // namespace moecache
