@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from pyanalysis.simulation.result import SimulationResult
 
 # Text stays text, so that the page can be searched and is small; ids do not depend on the process.
-_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "moecache", "axes.grid": True, "grid.alpha": 0.3, "font.size": 9}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "moecache",
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "font.size": 9,
+}
 _SIZE = (7.5, 4.2)  # inches
 _COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22")
 # The two lines that others are compared with: what no policy can exceed, and what no policy is needed for.

@@ -3,6 +3,7 @@ list, DESIGN section 4. A higher rank is better; `Key` is (column, expert)."""
 
 from __future__ import annotations
 
+import functools
 from decimal import Decimal, getcontext
 from fractions import Fraction
 from typing import Any
@@ -114,12 +115,17 @@ class CumulativeLfu(Ranked):
         return len(self.uses[key])
 
 
+@functools.cache
+def power_of_two(token: int, half_life: Decimal) -> Decimal:
+    return Decimal(2) ** (Decimal(token) / half_life)
+
+
 class DecayedLfu(Ranked):
     def setup(self, parameters: dict[str, str], *_: Any) -> None:
         self.half_life = Decimal(parameters.pop("half-life"))
 
     def rank(self, key: Key) -> Any:
-        return sum(Decimal(2) ** (Decimal(token) / self.half_life) for token, _ in self.uses[key])
+        return sum(power_of_two(token, self.half_life) for token, _ in self.uses[key])
 
 
 class WindowedLfu(CumulativeLfu):
@@ -239,9 +245,10 @@ class Random(Policy):
 
     def decide(self, event: Event) -> None:
         given: set[int] = set()
-        for key in event.keys:
-            if key in self.content or len(given) == self.capacity:
-                continue
+        misses = [key for key in event.keys if key not in self.content]
+        for key in misses:
+            if len(given) == self.capacity:
+                break
             if len(self.content) < self.capacity:
                 if self.may_enter(key, None):
                     given.add(len(self.content))
