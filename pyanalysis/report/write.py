@@ -39,7 +39,7 @@ def write_report(
     notes        shown at the top
     Raises ConfigError if the folder exists (unless `force`, which replaces only a report) or cannot be written.
     """
-    _refuse(folder, force=force)
+    refuse_existing(folder, force=force)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -56,7 +56,8 @@ def write_report(
     return folder / "index.html"
 
 
-def _refuse(folder: Path, *, force: bool) -> None:
+def refuse_existing(folder: Path, *, force: bool) -> None:
+    """Raises ConfigError unless the report may be written there."""
     if not folder.exists():
         return
     is_report = folder.is_dir() and ((folder / "index.html").exists() or not any(folder.iterdir()))

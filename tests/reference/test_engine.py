@@ -103,8 +103,7 @@ def counts_of(result: SimulationResult) -> tuple:
 def ids_of(result: SimulationResult) -> list[list[int]]:
     log = result.events
     assert log is not None
-    bounds = log.offsets.tolist()
-    return [log.ids[begin:end].tolist() for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [log.ids[begin:end].tolist() for begin, end in itertools.pairwise(log.offsets.tolist())]
 
 
 @pytest.mark.parametrize("per_layer", [True, False], ids=["per-layer", "global"])
@@ -145,8 +144,8 @@ def test_any_small_trace_with_filters(policy, trace, capacity, per_layer, batch_
 def test_filtered_election():
     """One slot, an election every 2 tokens, an expert enters at its second use.
 
-    The election at token 4 knows the uses since that at token 2: 3 and 4, once each. 3 comes first, but this was its only
-    use, so it is passed over; 4 has its second use and takes the empty slot.
+    The election at token 4 knows the uses since that at token 2: 3 and 4, once each. 3 comes first, but this was its
+    only use, so it is passed over; 4 has its second use and takes the empty slot.
     """
     trace = trace_of([(0, -1, 1, [[expert]]) for expert in (2, 4, 1, 3, 4)], 5)
     result = simulate(trace, "interval-refresh:every=2:admit-after=2", 1, per_layer=True, events=True)

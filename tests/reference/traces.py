@@ -12,7 +12,7 @@ from pyanalysis.traces.foreign import Columns
 
 
 def trace_of(tokens: list[tuple[int, int, int, list[list[int]]]], n_experts: int) -> Trace:
-    """A trace of (request, batch, phase, ids of each layer); a request's tokens count from 0. batch -1: not recorded."""
+    """A trace of (request, batch, phase, ids of each layer), a request's tokens from 0; batch -1: not recorded."""
     rows = []
     place: dict[int, int] = {}
     for request, batch, phase, layers in tokens:
