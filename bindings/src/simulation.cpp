@@ -195,7 +195,8 @@ static void bind_policies(nb::module_ & m) {
         .def_ro("name", &policy_info::name)
         .def_ro("summary", &policy_info::summary)
         .def_ro("parameters", &policy_info::parameters)
-        .def_ro("needs_future", &policy_info::needs_future, "It can be simulated, not run.");
+        .def_ro("needs_future", &policy_info::needs_future, "It can be simulated, not run.")
+        .def_ro("per_access_only", &policy_info::per_access_only, "It exists for comparisons in per-access replay.");
     m.def(
         "policies",
         [] {
@@ -276,7 +277,7 @@ void bind_simulation(nb::module_ & m) {
     m.def(
         "one_pass",
         [](const bound_stream & s, bool per_column, const std::string & policy, const sim_options & options) {
-            return sweeps_in_one_pass(cache_geometry::make(s.columns, per_column), parse(policy, 0), options);
+            return sweeps_in_one_pass(s.stream, cache_geometry::make(s.columns, per_column), parse(policy, 0), options);
         },
         nb::arg("stream"), nb::arg("per_column"), nb::arg("policy"), nb::arg("options"),
         "Whether simulate() takes one pass for all capacities.");

@@ -67,7 +67,7 @@ def _number(number: int, experts: list[int], *, per_layer: bool) -> tuple[int, .
 
 
 def _apportion(number: int, experts: list[int]) -> tuple[int, ...]:
-    """`number` slots in proportion to `experts`; what is left over goes to the largest remainders, earlier ones first."""
+    """`number` slots in proportion to `experts`; the rest goes to the largest remainders, earlier ones first."""
     total = sum(experts)
     slots = [number * n // total for n in experts]
     remainders = sorted(range(len(experts)), key=lambda i: (-(number * experts[i] % total), i))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    import numpy as np
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
 Timing = Literal["ideal", "clocked"]

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     Capacity = int | str | Sequence[int]
 
 
+_PER_ACCESS_ONLY = frozenset(policy.name for policy in _native.policies() if policy.per_access_only)
+
+
 @dataclass(frozen=True)
 class Replay:
     """How to replay; fields as the arguments of simulate()."""
@@ -81,8 +84,8 @@ def simulate(
     trace        or an EventStream made of one; then mode and batch_size are the stream's
     capacity     experts as a number, "all", a share of the experts ("5%": rounded to the nearest whole expert, at least
                  1), of each layer with per_layer, of all layers together without; or memory for all layers together
-                 ("2GiB", "512MiB": as many whole experts as fit, with per_layer an equal part for each layer). A list of
-                 numbers gives each layer (and family, in rising order) its own.
+                 ("2GiB", "512MiB": as many whole experts as fit, with per_layer an equal part for each layer). A list
+                 of numbers gives each layer (and family, in rising order) its own.
     cost         needed for timing "clocked" and for every time in the result
     timing       "ideal": a copy is complete at the next token of its layer; "clocked": when the cost model says so
     mode         "per-access": every expert of an event is an event of its own. A comparison, not what a runtime can do
@@ -126,7 +129,7 @@ def sweep(
         for capacity in capacities:
             slots_of(stream, capacity, per_layer=per_layer)
         for policy in policies:
-            _canonical(policy, seed)
+            _canonical(stream, policy, seed)
             if _native.one_pass(stream.native, per_layer, policy, options):
                 jobs.append((stream, policy, list(capacities)))
             else:
@@ -151,18 +154,20 @@ def simulate_capacities(
 ) -> list[SimulationResult]:
     """One policy at several capacities in the calling thread: the unit of work of a sweep. Raises ConfigError."""
     options = replay.options(stream)
-    slots = [slots_of(stream, capacity, per_layer=replay.per_layer) for capacity in capacities]
+    name = _canonical(stream, policy, replay.seed)
+    slots = [list(slots_of(stream, capacity, per_layer=replay.per_layer)) for capacity in capacities]
     try:
-        counts = _native.simulate(
-            stream.native, replay.per_layer, policy, replay.seed, [list(one) for one in slots], options
-        )
+        counts = _native.simulate(stream.native, replay.per_layer, policy, replay.seed, slots, options)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    name = _canonical(policy, replay.seed)
     return [
-        _result(stream, name, capacity, one, count, replay)
+        _result(stream, replay, count, policy=name, capacity=_text(capacity), slots=one)
         for capacity, one, count in zip(capacities, slots, counts, strict=True)
     ]
+
+
+def _text(capacity: Capacity) -> str:
+    return str(capacity) if isinstance(capacity, (int, str)) else ",".join(map(str, capacity))
 
 
 def _stream(trace: Trace | EventStream, cost: CostModel | None, mode: Mode, batch_size: int) -> EventStream:
@@ -172,20 +177,24 @@ def _stream(trace: Trace | EventStream, cost: CostModel | None, mode: Mode, batc
     return EventStream.of(trace, batch_size=batch_size, mode=mode, expert_bytes=n_bytes)
 
 
-def _canonical(policy: str, seed: int) -> str:
+def _canonical(stream: EventStream, policy: str, seed: int) -> str:
     try:
-        return _native.canonical_policy(policy, seed)
+        name = _native.canonical_policy(policy, seed)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if stream.mode != "per-access" and name.split(":")[0] in _PER_ACCESS_ONLY:
+        raise ConfigError(f"policy {name} exists for mode per-access only; the event-atomic one is cumulative-lfu")
+    return name
 
 
 def _result(
     stream: EventStream,
-    policy: str,
-    capacity: Capacity,
-    slots: tuple[int, ...],
-    counts: _native.SimulationCounts,
     replay: Replay,
+    counts: _native.SimulationCounts,
+    *,
+    policy: str,
+    capacity: str,
+    slots: list[int],
 ) -> SimulationResult:
     bytes_known = all(n_bytes > 0 for *_, n_bytes in stream.columns)
     same = replay.per_layer and len(set(slots)) == 1
@@ -195,10 +204,10 @@ def _result(
     return SimulationResult(
         trace=stream.trace,
         policy=policy,
-        capacity=str(capacity) if isinstance(capacity, (int, str)) else ",".join(map(str, capacity)),
+        capacity=capacity,
         capacity_experts=slots[0] if same else sum(slots),
         per_layer=replay.per_layer,
-        slots=slots,
+        slots=tuple(slots),
         timing=replay.timing,
         mode=stream.mode,
         cost=replay.cost.name if replay.cost is not None else None,

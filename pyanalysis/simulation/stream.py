@@ -43,7 +43,7 @@ class EventStream:
     def of(
         trace: Trace, *, batch_size: int = 512, mode: Mode = "event-atomic", expert_bytes: int | None = None
     ) -> EventStream:
-        """`expert_bytes`: used for layers of which the trace does not know it. Raises ConfigError for an empty trace."""
+        """`expert_bytes`: for layers of which the trace does not know it. Raises ConfigError for an empty trace."""
         if trace.n_events == 0:
             raise ConfigError(f"{trace.path}: there is no event to simulate")
         if batch_size < 1:

@@ -13,6 +13,7 @@ namespace {
 class belady_ranker {
 public:
     static constexpr bool never_falls = false;
+    static constexpr bool drifts      = false;
 
     belady_ranker(uint32_t n_items, const future & f, int64_t tokens) :
         ahead(f), next(n_items, no_event), horizon_tokens(tokens) {
@@ -119,7 +120,9 @@ policy_entry belady_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, make_ranker(in), out);
              },
-             [](const policy_inputs & in) { return make_ranked_one_pass(in, make_ranker(in)); } };
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, make_ranker(in));
+             } };
 }
 
 } // namespace moecache

@@ -9,6 +9,7 @@ namespace {
 class cumulative_ranker {
 public:
     static constexpr bool never_falls = true;
+    static constexpr bool drifts      = false;
 
     explicit cumulative_ranker(use_counts c) : counts(std::move(c)) {}
 
@@ -34,8 +35,8 @@ policy_entry cumulative_lfu_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, cumulative_ranker(make_use_counts(in)), out);
              },
-             [](const policy_inputs & in) {
-                 return make_ranked_one_pass(in, cumulative_ranker(make_use_counts(in)));
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, cumulative_ranker(make_use_counts(in)));
              } };
 }
 

@@ -15,6 +15,7 @@ namespace {
 class decayed_ranker {
 public:
     static constexpr bool never_falls = true; // relative to the others; a new epoch rebuilds
+    static constexpr bool drifts      = false;
 
     decayed_ranker(uint32_t n_items, int64_t tokens) : scores(n_items, 0.0), half_life_tokens(tokens) {}
 
@@ -96,7 +97,9 @@ policy_entry decayed_lfu_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, make_ranker(in), out);
              },
-             [](const policy_inputs & in) { return make_ranked_one_pass(in, make_ranker(in)); } };
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, make_ranker(in));
+             } };
 }
 
 } // namespace moecache

@@ -1,6 +1,7 @@
 // lru: keeps the experts used last.
 #include "core/policies/ranked.h"
 #include "core/policies/table.h"
+#include "core/sim/lru-engines.h"
 
 namespace moecache {
 
@@ -9,6 +10,7 @@ namespace {
 class lru_ranker {
 public:
     static constexpr bool never_falls = true;
+    static constexpr bool drifts      = false;
 
     explicit lru_ranker(uint32_t n_items) : last_use(n_items, 0) {}
 
@@ -42,7 +44,11 @@ policy_entry lru_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, lru_ranker(in.geometry.n_items()), out);
              },
-             [](const policy_inputs & in) { return make_ranked_one_pass(in, lru_ranker(in.geometry.n_items())); } };
+             [](const policy_inputs & in, size_t n_capacities) {
+                 const bool plain = in.spec.whole("admit-after") == 1 && in.spec.real("payback") == 0;
+                 return plain ? make_lru_engine(in.geometry, n_capacities) :
+                                make_ranked_engine(in, n_capacities, lru_ranker(in.geometry.n_items()));
+             } };
 }
 
 } // namespace moecache

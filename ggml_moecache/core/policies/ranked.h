@@ -2,6 +2,7 @@
 //
 // A Ranker is what one policy adds:
 //   static constexpr bool never_falls   the rank of an expert only rises while it is in the content
+//   static constexpr bool drifts        ranks change with time alone, by no rule that changed() could follow
 //   bool begin(event, changed)          the clock moves to the event; changed(item) for each item whose rank thereby
 //                                       fell or rose; true: any rank may have changed
 //   void use(item, event, position)     the event uses `item`, its position-th expert
@@ -14,6 +15,7 @@
 #include "core/policies/rank-heap.h"
 #include "core/policies/residency.h"
 #include "core/policies/table.h"
+#include "core/sim/one-pass.h"
 
 #include <algorithm>
 #include <utility>
@@ -51,15 +53,26 @@ public:
             ranker.use(item, event, position);
             if (place_of_item[item] == rank_heap::absent) {
                 newcomers.push_back({ {}, item });
-            } else if (!Ranker::never_falls) {
+            } else if (!Ranker::never_falls && !Ranker::drifts) {
                 heap.update(item, ranker.of(item));
             }
         }
         if (newcomers.empty() || n_slots == 0) {
             return;
         }
+        if (Ranker::drifts) {
+            heap.rebuild(rank_of);
+        }
+        ranked_item best = { { INT64_MIN, INT64_MIN }, no_item };
         for (ranked_item & newcomer : newcomers) {
             newcomer.rank = ranker.of(newcomer.item);
+            best          = best.worse_than(newcomer) ? newcomer : best;
+        }
+        if (Ranker::never_falls) {
+            heap.settle(rank_of);
+        }
+        if (heap.size() == n_slots && !(heap.worst().rank < best.rank)) {
+            return; // most events of a warm cache
         }
         std::sort(newcomers.begin(), newcomers.end(),
                   [](const ranked_item & a, const ranked_item & b) { return b.worse_than(a); });
@@ -137,13 +150,18 @@ std::string make_ranked(const policy_inputs & in, Ranker ranker, std::unique_ptr
     return "";
 }
 
+// A pass costs up to the depth of each expert, a heap the logarithm of it: measured, see DECISIONS.md.
+constexpr uint32_t most_items_in_one_pass = 1024;
+
 template <class Ranker>
-std::unique_ptr<one_pass> make_ranked_one_pass(const policy_inputs & in, Ranker ranker) {
-    if (in.spec.real("payback") > 0) {
-        return nullptr; // it compares a newcomer with the victim of one capacity
+std::unique_ptr<engine> make_ranked_engine(const policy_inputs & in, size_t n_capacities, Ranker ranker) {
+    const auto & items = in.geometry.items_of_budget;
+    const bool small = std::all_of(items.begin(), items.end(), [](uint32_t n) { return n <= most_items_in_one_pass; });
+    if (n_capacities < 2 || !small || in.spec.real("payback") > 0) {
+        return nullptr;
     }
     admission_filter filter(in.spec, in.geometry.n_items());
-    return std::make_unique<ranked_one_pass<Ranker>>(in.geometry, std::move(ranker), std::move(filter));
+    return std::make_unique<one_pass<Ranker>>(in.geometry, std::move(ranker), std::move(filter));
 }
 
 } // namespace moecache

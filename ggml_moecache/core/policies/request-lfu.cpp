@@ -9,6 +9,7 @@ namespace {
 class request_ranker {
 public:
     static constexpr bool never_falls = true; // within a request; a new one rebuilds
+    static constexpr bool drifts      = false;
 
     explicit request_ranker(use_counts c) : counts(std::move(c)) {}
 
@@ -49,7 +50,9 @@ policy_entry request_lfu_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, request_ranker(make_use_counts(in)), out);
              },
-             [](const policy_inputs & in) { return make_ranked_one_pass(in, request_ranker(make_use_counts(in))); } };
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, request_ranker(make_use_counts(in)));
+             } };
 }
 
 } // namespace moecache

@@ -25,6 +25,7 @@ struct policy_info {
     const char *                summary;
     std::vector<parameter_info> parameters;
     bool                        needs_future; // it must see the whole trace beforehand: no runtime can run it
+    bool per_access_only = false;             // for comparisons with other simulators: no event has two items
 };
 
 // A policy with a value for each of its parameters.

@@ -16,6 +16,7 @@ policy_entry hindsight_static_entry();
 policy_entry random_entry();
 policy_entry belady_entry();
 policy_entry belady_forced_entry();
+policy_entry lfu_entry();
 
 const std::vector<policy_entry> & policy_table() {
     static const std::vector<policy_entry> table = {
@@ -23,7 +24,7 @@ const std::vector<policy_entry> & policy_table() {
         windowed_lfu_entry(),     lfru_entry(),   request_lfu_entry(),
         interval_refresh_entry(), static_entry(), cold_static_entry(),
         hindsight_static_entry(), random_entry(), belady_entry(),
-        belady_forced_entry(),
+        belady_forced_entry(),    lfu_entry(),
     };
     return table;
 }

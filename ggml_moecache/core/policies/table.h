@@ -2,9 +2,9 @@
 #pragma once
 
 #include "core/policies/future.h"
-#include "core/policies/one-pass.h"
 #include "core/policies/spec.h"
 #include "core/policy.h"
+#include "core/sim/engine.h"
 
 #include <memory>
 #include <string>
@@ -23,8 +23,9 @@ struct policy_entry {
     policy_info info;
     // Returns "" or why it cannot be made (a file that is not there).
     std::string (*make)(const policy_inputs & in, std::unique_ptr<policy> & out);
-    // All capacities in one pass (optional); NULL results for a specification that cannot.
-    std::unique_ptr<one_pass> (*make_one_pass)(const policy_inputs & in);
+    // The counts of copies that are complete at once, for so many capacities, of which the geometry has the largest
+    // (optional). NULL: the simulator is as fast, or the specification has no such engine.
+    std::unique_ptr<engine> (*make_engine)(const policy_inputs & in, size_t n_capacities);
 };
 
 const std::vector<policy_entry> & policy_table();

@@ -10,6 +10,7 @@ namespace {
 class window_ranker {
 public:
     static constexpr bool never_falls = false;
+    static constexpr bool drifts      = false;
 
     window_ranker(use_counts c, int64_t tokens) : counts(std::move(c)), window_tokens(tokens), queue(1024) {}
 
@@ -98,7 +99,9 @@ policy_entry windowed_lfu_entry() {
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, make_ranker(in), out);
              },
-             [](const policy_inputs & in) { return make_ranked_one_pass(in, make_ranker(in)); } };
+             [](const policy_inputs & in, size_t n_capacities) {
+                 return make_ranked_engine(in, n_capacities, make_ranker(in));
+             } };
 }
 
 } // namespace moecache

@@ -9,9 +9,9 @@
 
 namespace moecache {
 
-// Whether simulate_capacities() takes one pass for all of them: the policy is ranked without payback, copies are
-// instant, neither victims nor decisions are asked for, and no budget is so large that a pass costs more than it saves.
-bool sweeps_in_one_pass(const cache_geometry & geometry, const policy_spec & spec, const sim_options & options);
+// Whether simulate_capacities() takes one pass for all of several capacities.
+bool sweeps_in_one_pass(const event_stream & events, const cache_geometry & geometry, const policy_spec & spec,
+                        const sim_options & options);
 
 // `slots[i]`: the slots of each budget at the i-th capacity. Results in this order. Returns "" or why not.
 std::string simulate_capacities(const event_stream & events, const cache_geometry & geometry, const policy_spec & spec,

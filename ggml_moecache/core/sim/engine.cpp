@@ -1,0 +1,31 @@
+#include "core/sim/engine.h"
+
+#include <algorithm>
+
+namespace moecache {
+
+sim_result common_result(const event_stream & events, const cache_geometry & geometry) {
+    sim_result result;
+    result.column_accesses.assign(geometry.columns.size(), 0);
+    result.column_hits.assign(geometry.columns.size(), 0);
+    for (size_t index = 0; index < events.n_events(); index++) {
+        const uint64_t n = events.offsets[index + 1] - events.offsets[index];
+        result.column_accesses[events.column[index]] += n;
+        result.decode_accesses += events.decode[index] ? n : 0;
+    }
+    result.counters.n_events = events.n_events();
+    result.counters.accesses = events.items.size();
+    return result;
+}
+
+void add_admissions(sim_result & result, const cache_geometry & geometry, uint32_t budget, uint64_t admissions,
+                    uint64_t n_held) {
+    // All experts of a budget have the same size.
+    const auto & budgets = geometry.budget_of_column;
+    const auto   column  = static_cast<size_t>(std::find(budgets.begin(), budgets.end(), budget) - budgets.begin());
+    result.counters.admissions += admissions;
+    result.counters.evictions += admissions - n_held;
+    result.counters.copy_bytes += admissions * geometry.columns[column].expert_bytes;
+}
+
+} // namespace moecache
