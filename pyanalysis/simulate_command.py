@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyanalysis.report import Sensitivity
     from pyanalysis.simulation import SimulationResult
     from pyanalysis.simulation.event_file import EventFile
+    from pyanalysis.simulation.stream import EventStream
     from pyanalysis.traces import Trace
 
 _EXAMPLES = """\
@@ -28,13 +30,14 @@ B), all, a share of the experts (25%: rounded to the nearest whole expert, at le
 examples:
   moecache simulate log --policy lru,cumulative-lfu,belady --capacity 5%,10%,25%,50% --per-layer
   moecache simulate log --policy cumulative-lfu:tie=recency --capacity 0:17:4,all -o jsonl | jq .hit_rate
-  moecache simulate log --policy lru,lfru:use=32 --capacity 2GiB --cost h200
+  moecache simulate log --policy lru,lfru:weight=32 --capacity 2GiB --cost h200
   moecache simulate log --policy lru,random --capacity 0:129:16 --per-layer --cost h200 --report report
   moecache simulate log --policy belady --capacity 25% --per-layer --events optimum.parquet
 """
 _TARGETS = "50%,80%,90%,95%"
 _REPORT_ADDS = ("belady", "hindsight-static")
 _FACTORS = (0.5, 2.0)
+_SHARED = 5  # a parameter of so many policies is printed once
 
 
 def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
@@ -121,13 +124,22 @@ def policies_as_text() -> str:
     """Every policy of the engine's table with its parameters, their units, defaults and ranges."""
     from ggml_moecache import _native  # noqa: PLC0415 - each command imports only what it needs
 
+    def described(one: Any) -> str:  # noqa: ANN401 - a parameter of the table
+        return (
+            f"    {one.name}  {one.summary} ({one.values}; {f'default {one.default}' if one.default else 'required'})"
+        )
+
+    policies = _native.policies()
+    named = Counter(one.name for policy in policies for one in policy.parameters)
+    shared = {
+        one.name: described(one) for policy in policies for one in policy.parameters if named[one.name] >= _SHARED
+    }
     lines = []
-    for policy in _native.policies():
-        lines.append(f"{policy.name}  {policy.summary}")
-        for one in policy.parameters:
-            default = f"default {one.default}" if one.default else "must be given"
-            lines.append(f"    {one.name}  {one.summary} ({one.values}; {default})")
-    return "\n".join(lines)
+    for policy in policies:
+        filters = " (+)" if shared.keys() <= {one.name for one in policy.parameters} else ""
+        lines.append(f"{policy.name}{filters}  {policy.summary}")
+        lines += [described(one) for one in policy.parameters if one.name not in shared]
+    return "\n".join([*lines, "", "options of every policy with (+):", *shared.values()])
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -257,18 +269,29 @@ class _Command:
                 "moecache trace convert --experts N adds it",
                 file=sys.stderr,
             )
-        results = self._sweep(trace, self._request.policies, "simulating")
+        replayed = self._replayed(trace)
+        results = self._sweep(replayed, self._request.policies, f"simulating {log.name}")
         self._results += results
         if self._events:
-            self._write_events(trace, self._events)
+            self._write_events(replayed, self._events)
         if self._out is None:
             self._print(results)
         if self._given.report:
-            self._for_report(trace, results)
+            self._for_report(replayed, results)
+
+    def _replayed(self, trace: Trace) -> Trace | EventStream:
+        """The events, made once for everything that is done with them here; a cluster makes its own of the trace."""
+        from pyanalysis.simulation.stream import EventStream  # noqa: PLC0415
+
+        if self._given.scheduler:
+            return trace
+        n_bytes = self._request.cost.expert_bytes if self._request.cost else None
+        options = {name: self._request.options[name] for name in ("batch_size", "mode")}
+        return EventStream.of(trace, expert_bytes=n_bytes, **options)
 
     def _sweep(
         self,
-        trace: Trace,
+        trace: Trace | EventStream,
         policies: Sequence[str],
         what: str,
         **changes: Any,  # noqa: ANN401 - options of sweep()
@@ -276,17 +299,17 @@ class _Command:
         from pyanalysis.simulation import sweep  # noqa: PLC0415
         from pyanalysis.simulation.cluster import sweep_on_cluster  # noqa: PLC0415
         from pyanalysis.simulation.progress import bar  # noqa: PLC0415
+        from pyanalysis.simulation.stream import EventStream  # noqa: PLC0415
 
         capacities = changes.pop("capacities", self._request.capacities)
         options = {**self._request.options, **changes}
-        with bar(f"{what} {trace.path.name}") as progress:
-            if self._given.scheduler:
-                return sweep_on_cluster(
-                    self._given.scheduler, [trace], policies, capacities, progress=progress, **options
-                )
+        with bar(what) as progress:
+            if not isinstance(trace, EventStream):  # there is a scheduler, see _replayed
+                address = self._given.scheduler
+                return sweep_on_cluster(address, [trace], policies, capacities, progress=progress, **options)
             return sweep([trace], policies, capacities, workers=self._given.workers, progress=progress, **options)
 
-    def _write_events(self, trace: Trace, file: EventFile) -> None:
+    def _write_events(self, trace: Trace | EventStream, file: EventFile) -> None:
         """Every decision once more: a log of all combinations at once could outgrow the memory."""
         from pyanalysis.simulation import simulate  # noqa: PLC0415
         from pyanalysis.simulation.progress import bar  # noqa: PLC0415
@@ -297,17 +320,17 @@ class _Command:
                 file.add(simulate(trace, policy, capacity, events=True, **self._request.options))
                 progress(done, len(pairs))
 
-    def _for_report(self, trace: Trace, results: list[SimulationResult]) -> None:
+    def _for_report(self, trace: Trace | EventStream, results: list[SimulationResult]) -> None:
         """The lines that a report compares with, and how the times change with the costs."""
         have = {result.policy for result in results}
         added = [policy for policy in _REPORT_ADDS if policy not in have]
         if added:
-            self._results += self._sweep(trace, added, "adding the optimum and the static line for")
+            self._results += self._sweep(trace, added, "adding the optimum and the static line")
         if self._request.cost is None or results[0].time_per_token_ns is None:
             return
-        self._sensitivity[str(trace.path)] = self._sensitivities(trace, results)
+        self._sensitivity[results[0].trace] = self._sensitivities(trace, results)
 
-    def _sensitivities(self, trace: Trace, results: list[SimulationResult]) -> list[Sensitivity]:
+    def _sensitivities(self, trace: Trace | EventStream, results: list[SimulationResult]) -> list[Sensitivity]:
         """At the capacity in the middle of the sweep: with no or all experts resident only one side's costs count."""
         from pyanalysis.cost import COSTS  # noqa: PLC0415
         from pyanalysis.report import Sensitivity  # noqa: PLC0415
@@ -325,7 +348,7 @@ class _Command:
                 changed = self._sweep(
                     trace,
                     self._request.policies,
-                    f"{field} x {factor:g} for",
+                    f"{field} x {factor:g}",
                     capacities=[capacity],
                     cost=cost.scaled(field, factor),
                 )

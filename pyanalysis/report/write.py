@@ -101,6 +101,13 @@ def _trace_parts(
         parts.extend([page.heading(title, 3), svg, page.folded("Table", page.table(table, form))])
 
     section("Hit rate", plots.hit_rates(results), tables.hit_rates(results), _rate)
+    if any(result.policy == "hindsight-static" for result in results):
+        parts.append(
+            page.paragraph(
+                "hindsight-static has its experts before the first event; the others, the optimum too, begin with empty "
+                "slots. On a short trace it can therefore lie above the optimum."
+            )
+        )
     wanted = tables.reached(results, targets)
     _save(folder, wanted)
     parts += [

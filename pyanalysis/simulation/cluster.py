@@ -51,7 +51,8 @@ def sweep_on_cluster(
             futures += [
                 client.submit(_task, shared, policy, list(capacities), options, pure=False) for policy in policies
             ]
-        _wait(distributed, futures, len(capacities), progress)
+        with client.as_current():
+            _wait(distributed, futures, len(capacities), progress)
         return [result for part in client.gather(futures) for result in part]
     finally:
         client.close()

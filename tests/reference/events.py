@@ -12,8 +12,9 @@ Key = tuple[int, int]  # (column, expert); a column is a layer and family, in ri
 
 @dataclass(frozen=True)
 class Event:
-    """One routing decision, or the union of those of one prefill batch. `token` counts the tokens of the session.
+    """One routing decision, or the union of those of one prefill batch.
 
+    `token`: tokens are numbered from 0 as they first appear; the largest number in this event or any before it.
     `ids`: each expert once, in the order of its last appearance, so that the later one is the more recently used.
     """
 
@@ -37,7 +38,7 @@ def events_of(trace: Trace, batch_size: int = 512) -> list[Event]:
     """The events in the order of the trace.
 
     Prefill tokens of one ubatch are one event per column. Where ubatches are not recorded, `batch_size` prefill tokens
-    of a request in a row are a batch. Tokens are numbered in the order of Trace.tokens.
+    of a request in a row are a batch.
     """
     column, _ = trace.columns
     batches = _prefill_batches(trace, batch_size)
@@ -59,13 +60,17 @@ def events_of(trace: Trace, batch_size: int = 512) -> list[Event]:
             group: (first[group[1]] if group[0] == 0 else rows[0], group[2] if group[0] == 0 else 0)
             for group, rows in groups.items()
         }
+    number: dict[int, int] = {}
+    clock = 0
     for group in sorted(groups, key=place.__getitem__):
         rows = groups[group]
+        tokens = [int(trace.tokens.of_event[row]) for row in rows]
+        clock = max(clock, *(number.setdefault(token, len(number)) for token in tokens))
         ids = [int(i) for row in rows for i in trace.ids[row] if i >= 0]
         events.append(
             Event(
                 column=int(column[rows[0]]),
-                token=max(int(trace.tokens.of_event[row]) for row in rows),
+                token=clock,
                 request=int(trace.request[rows[-1]]),
                 decode=group[0] == 1,
                 ids=by_last_appearance(ids),

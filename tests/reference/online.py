@@ -42,7 +42,7 @@ class Policy:
         """Read the parameters, each taken out of the dictionary; place what is placed before the first event."""
 
     def see(self, event: Event) -> None:
-        self.clock = max(self.clock, event.token)
+        self.clock = event.token
         for position, key in enumerate(event.keys):
             self.uses.setdefault(key, []).append((self.clock, self.n_seen))
             self.last[key] = (self.n_seen, position)
@@ -139,10 +139,11 @@ class WindowedLfu(CumulativeLfu):
 
 class Lfru(Ranked):
     def setup(self, parameters: dict[str, str], *_: Any) -> None:
-        self.use = Fraction(parameters.pop("use"))
+        self.weight = int(parameters.pop("weight"))
 
     def rank(self, key: Key) -> Any:
-        return (len(self.uses[key]) * self.use + self.uses[key][-1][0], self.last[key])
+        uses_per_token = Fraction(len(self.uses[key]), self.clock + 1)
+        return (self.weight * uses_per_token + self.uses[key][-1][0], self.last[key])
 
 
 class RequestLfu(CumulativeLfu):
