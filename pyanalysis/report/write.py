@@ -112,9 +112,7 @@ def _trace_parts(
     _save(folder, wanted)
     parts += [
         page.heading("Experts needed for a hit rate", 3),
-        page.paragraph(
-            "The smallest simulated capacity that reaches it, or the range up to it from the one simulated before it."
-        ),
+        page.paragraph("The smallest simulated capacity that reaches it, or the range since the one before."),
         page.table(wanted, str),
     ]
     copied = tables.copied(results)
