@@ -112,7 +112,7 @@ def _trace_parts(
     _save(folder, wanted)
     parts += [
         page.heading("Experts needed for a hit rate", 3),
-        page.paragraph("The smallest simulated capacity that reaches it, or the range since the one before."),
+        page.paragraph("Smallest simulated capacity that reaches it, or the range since the largest too small."),
         page.table(wanted, str),
     ]
     copied = tables.copied(results)

@@ -51,9 +51,9 @@ def test_capacities_reaching(results):
 
 
 def test_tables(tmp_path, results):
-    """Hits of 8 with two slots: LRU 4, LFU 3; hindsight has 0 and 2: six. With all three: 5, 5, 5 and 8.
+    """Hits of 8 with two slots: LRU 4, LFU 3; hindsight has 0 and 2: six. With three: 5, 5, 5, 8.
 
-    The optimum with two slots admits 0 and 1, then 2 for 1, whose next use is the last event; it hits 0, 0 and 2, 2, and
+    The optimum with two slots admits 0 and 1, then 2 for 1, whose next use is the last event; it hits 0, 0 2, 2, and
     does not admit 1 again, which is never used again: 4 hits, 3 copies.
     """
     write_report(tmp_path / "r", results)
