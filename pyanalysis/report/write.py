@@ -104,8 +104,8 @@ def _trace_parts(
     if any(result.policy == "hindsight-static" for result in results):
         parts.append(
             page.paragraph(
-                "hindsight-static has its experts before the first event; the others, the optimum too, begin with empty "
-                "slots. On a short trace it can therefore lie above the optimum."
+                "hindsight-static has its experts before the first event; the others, the optimum too, begin with "
+                "empty slots. On a short trace it can therefore lie above the optimum."
             )
         )
     wanted = tables.reached(results, targets)

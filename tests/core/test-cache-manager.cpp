@@ -2,6 +2,8 @@
 
 #include "check.h"
 
+#include <algorithm>
+
 using namespace moecache;
 
 // Decides what the test says, copies complete when the test says.
@@ -149,6 +151,100 @@ TEST(a_loading_or_draining_slot_may_be_evicted) {
     CHECK_EQ(cache.counters().admissions, 4u);
     CHECK_EQ(cache.counters().evictions, 3u);
     CHECK_EQ(cache.counters().copy_bytes, 400u);
+}
+
+// Evicts and admits at random, hits of the event included.
+struct wild_policy : policy {
+    const cache_manager * cache = nullptr;
+    uint32_t              state = 1;
+    uint32_t              n_slots;
+
+    explicit wild_policy(uint32_t n) : n_slots(n) {}
+
+    uint32_t draw(uint32_t n) {
+        state = state * 1664525u + 1013904223u;
+        return (state >> 8) % n;
+    }
+    void on_event(const cache_event & event, std::vector<decision> & out) override {
+        for (uint32_t i = 0; i < event.n_items; i++) {
+            const uint32_t item = event.items[i];
+            const uint32_t slot = draw(n_slots);
+            const uint32_t held = cache->item_of(slot);
+            bool           good = cache->slot_of(item) == no_item && draw(3) != 0;
+            for (const decision & d : out) {
+                good = good && d.evicted != held;
+            }
+            if (good) {
+                out.push_back({ item, held });
+            }
+        }
+    }
+    void        save(session_state &) const override {}
+    std::string load(const session_state &) override { return ""; }
+};
+
+// Knows by itself which event read a slot last, and which events have finished.
+struct guarding_transfer : transfer {
+    std::vector<uint64_t> last_read; // [slots] 1 + event
+    std::vector<uint64_t> waits_for; // [slots] 1 + event, of the copy that counts
+    uint64_t              finished = 0;
+    uint64_t              n_waited = 0;
+
+    void enqueue(const copy_request & copy) override {
+        const bool in_use = last_read[copy.slot] > finished;
+        CHECK_EQ(copy.after_readers, in_use);
+        CHECK(!in_use || copy.reader_event + 1 == last_read[copy.slot]);
+        waits_for[copy.slot] = in_use ? last_read[copy.slot] : 0;
+        n_waited += in_use ? 1 : 0;
+    }
+    bool complete(uint32_t slot) override {
+        CHECK(waits_for[slot] <= finished); // never asked before the copy could have begun
+        return true;
+    }
+};
+
+// The device is up to three events behind: no copy may begin to overwrite a slot that an unfinished event reads.
+TEST(an_event_s_experts_keep_their_slots_until_its_readers_have_finished) {
+    const uint32_t n_slots  = 6;
+    cache_geometry geometry = cache_geometry::make({ { 0, "exps", 5, 1 }, { 1, "exps", 5, 1 } }, false);
+    CHECK_EQ(geometry.set_slots({ n_slots }), "");
+    wild_policy       rules(n_slots);
+    guarding_transfer copies;
+    copies.last_read.assign(n_slots, 0);
+    copies.waits_for.assign(n_slots, 0);
+    cache_manager cache(geometry, rules, copies);
+    rules.cache = &cache;
+    uint8_t hit[3];
+    for (uint64_t index = 0; index < 20000; index++) {
+        uint32_t    items[3];
+        cache_event event;
+        event.index   = index;
+        event.column  = rules.draw(2);
+        event.items   = items;
+        event.n_items = 1 + rules.draw(3);
+        items[0]      = rules.draw(5);
+        items[1]      = (items[0] + 1 + rules.draw(2)) % 5;
+        items[2]      = (items[0] + 3 + rules.draw(2)) % 5;
+        for (uint32_t & item : items) {
+            item += 5 * event.column;
+        }
+        cache.publish(event.column);
+        cache.look_up(event, hit);
+        for (uint32_t i = 0; i < event.n_items; i++) {
+            if (hit[i]) {
+                copies.last_read[cache.slot_of(items[i])] = index + 1;
+            }
+        }
+        cache.decide(event);
+        cache.apply();
+        CHECK_EQ(cache.check(), "");
+        if (rules.draw(2) != 0 && index >= 3) {
+            copies.finished = std::max<uint64_t>(copies.finished, index + 1 - rules.draw(4));
+            cache.readers_finished(copies.finished - 1);
+        }
+    }
+    CHECK(cache.counters().hits > 1000);
+    CHECK(copies.n_waited > 100);
 }
 
 TEST(an_imported_residency_is_visible_at_once) {

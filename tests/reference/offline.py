@@ -49,27 +49,18 @@ class Belady(Ranked):
 
 
 class BeladyForced(Policy):
-    """Every miss is admitted, nearest next use first; the victim is the farthest, those just admitted excepted."""
+    """After an event the content holds all its experts; of the rest the nearest next uses stay."""
 
     def setup(self, _: dict[str, str], events: list[Event], *__: Any) -> None:
         self.future = Future(events)
 
     def decide(self, event: Event) -> None:
         def order(key: Key) -> Any:
-            return (-self.future.next_use(key, self.n_seen), -key[0], -key[1])
+            return (self.future.next_use(key, self.n_seen), key)
 
-        admitted: list[Key] = []
-        for key in sorted((key for key in event.keys if key not in self.content), key=order, reverse=True):
-            if len(admitted) == self.capacity:
-                break
-            old = [one for one in self.content if one not in admitted]
-            if len(self.content) < self.capacity:
-                if self.may_enter(key, None):
-                    self.content.append(key)
-                    admitted.append(key)
-            elif self.may_enter(key, victim := min(old, key=order)):
-                self.content[self.content.index(victim)] = key
-                admitted.append(key)
+        needed = sorted(event.keys, key=order)[: self.capacity]
+        rest = sorted((key for key in self.content if key not in event.keys), key=order)
+        self.content = needed + rest[: self.capacity - len(needed)]
 
 
 class HindsightStatic(Policy):

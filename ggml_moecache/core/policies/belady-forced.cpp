@@ -1,4 +1,7 @@
-// belady-forced: the optimum of a cache that must admit every miss.
+// belady-forced: the optimum of a cache that must hold the experts of an event after it.
+//
+// Admission alone cannot be what is forced: if hits of the event might leave while its misses must stay, a miss would
+// be worth more than a hit wherever the slot is wanted, and the farthest next use would not be the best victim.
 #include "core/policies/rank-heap.h"
 #include "core/policies/residency.h"
 #include "core/policies/table.h"
@@ -17,7 +20,7 @@ public:
         for (const uint32_t n_slots : g.slots_of_budget) {
             heaps.emplace_back(n_slots, place_of_item);
         }
-        newcomers.reserve(g.most_experts());
+        kept.reserve(g.most_experts());
         victims.reserve(g.most_slots());
     }
 
@@ -25,29 +28,41 @@ public:
         const uint32_t budget  = geometry.budget_of_column[event.column];
         const uint32_t n_slots = geometry.slots_of_budget[budget];
         rank_heap &    heap    = heaps[budget];
-        newcomers.clear();
+        kept.clear();
         for (uint32_t position = 0; position < event.n_items; position++) {
             const uint32_t item = event.items[position];
             next[item]          = ahead.next_use[event.first_access + position];
-            if (place_of_item[item] == rank_heap::absent) {
-                newcomers.push_back(ranked(item));
-            } else {
-                heap.update(item, ranked(item).rank);
+            kept.push_back(ranked(item));
+            if (place_of_item[item] != rank_heap::absent) {
+                heap.update(item, kept.back().rank);
             }
         }
-        std::sort(newcomers.begin(), newcomers.end(),
+        std::sort(kept.begin(), kept.end(),
                   [](const ranked_item & a, const ranked_item & b) { return b.worse_than(a); });
-        newcomers.resize(std::min<size_t>(newcomers.size(), n_slots));
-        // The victims leave before anyone enters: those just admitted are no victims.
+        kept.resize(std::min<size_t>(kept.size(), n_slots));
+        size_t n_newcomers = 0;
+        for (const ranked_item & entry : kept) {
+            if (place_of_item[entry.item] == rank_heap::absent) {
+                n_newcomers++;
+            } else {
+                heap.update(entry.item, { INT64_MAX, 0 }); // no victim
+            }
+        }
         victims.clear();
-        while (heap.size() + newcomers.size() > n_slots) {
+        while (heap.size() + n_newcomers > n_slots) {
             victims.push_back(heap.worst().item);
             heap.pop_worst();
         }
-        const size_t n_empty = newcomers.size() - victims.size();
-        for (size_t i = 0; i < newcomers.size(); i++) {
-            heap.push(newcomers[i]);
-            out.push_back({ newcomers[i].item, i < n_empty ? no_item : victims[i - n_empty] });
+        const size_t n_empty = n_newcomers - victims.size();
+        size_t       n_done  = 0;
+        for (const ranked_item & entry : kept) {
+            if (place_of_item[entry.item] != rank_heap::absent) {
+                heap.update(entry.item, entry.rank);
+                continue;
+            }
+            heap.push(entry);
+            out.push_back({ entry.item, n_done < n_empty ? no_item : victims[n_done - n_empty] });
+            n_done++;
         }
     }
 
@@ -86,19 +101,21 @@ private:
     std::vector<uint32_t>    next;          // [items] event of the next use, no_event: none
     std::vector<uint32_t>    place_of_item; // [items] entry in its budget's heap
     std::vector<rank_heap>   heaps;         // [budgets]
-    std::vector<ranked_item> newcomers;     // of the event at hand
-    std::vector<uint32_t>    victims;       // likewise, farthest next use first
+    std::vector<ranked_item> kept;          // the event's experts that stay, nearest next use first
+    std::vector<uint32_t>    victims;       // of the event at hand, farthest next use first
 };
 
 } // namespace
 
 policy_entry belady_forced_entry() {
-    return { { "belady-forced", "the optimum of a cache that must admit every miss", {}, true },
-             [](const policy_inputs & in, std::unique_ptr<policy> & out) {
-                 out = std::make_unique<belady_forced>(in.geometry, *in.ahead);
-                 return std::string();
-             },
-             nullptr };
+    return {
+        { "belady-forced", "the optimum of a cache that must admit every miss and keep the event's experts", {}, true },
+        [](const policy_inputs & in, std::unique_ptr<policy> & out) {
+            out = std::make_unique<belady_forced>(in.geometry, *in.ahead);
+            return std::string();
+        },
+        nullptr
+    };
 }
 
 } // namespace moecache

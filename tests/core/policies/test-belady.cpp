@@ -27,27 +27,28 @@ TEST(an_expert_without_a_next_use_is_not_admitted_to_an_empty_slot) {
     replay("belady", { { { 0, 1 }, "0 +1" }, { { 2, 1 }, "1" } }, 4);
 }
 
-// All misses are admitted.
+// The experts of the event stay.
 TEST(forced_admission_gives_up_what_it_needs) {
     replay("belady-forced",
            trace_of({
                "0 +0 +1",
-               "1 0>2",
-               "1 2>3",
-               "2",
+               "1 1>2", // 0 is the event's own, though it is next used later than 1
+               "1 0>3",
+               "1 2>1",
                "0 3>0 1>2", // 1 and 3 are both next used in 5: the higher leaves first
                "0 2>1 0>3",
            }),
            2);
 }
 
-TEST(a_forced_event_larger_than_the_cache_admits_its_nearest) {
+TEST(a_forced_event_larger_than_the_cache_leaves_its_nearest) {
     replay("belady-forced",
            {
-               { { 0, 1, 2 }, "0 +2 +1" }, // next uses: 0 in 3, 1 in 2, 2 in 1
-               { { 2, 3 }, "1 2>3" },      // 3 is forced; 2 is never used again
+               { { 0, 1, 2 }, "0 +1 +2" }, // next uses: 0 in 3, 1 and 2 in 1
+               { { 2, 1, 3 }, "2 2>3" },   // 1 in 2, 3 in 4, 2 never
                { { 1 }, "1" },
-               { { 0 }, "0 3>0" }, // nobody is used again: the higher leaves
+               { { 0 }, "0 1>0" }, // 1 is never used again
+               { { 3 }, "1" },
            },
            2);
 }
