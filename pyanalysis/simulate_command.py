@@ -37,6 +37,7 @@ examples:
 _TARGETS = "50%,80%,90%,95%"
 _REPORT_ADDS = ("belady", "hindsight-static")
 _FACTORS = (0.5, 2.0)
+_OTHER_SIZE = 0.1  # one quantization mixes types: Q4_K_M's experts differ by 7 % from their mean
 _SHARED = 5  # a parameter of so many policies is printed once
 
 
@@ -269,6 +270,7 @@ class _Command:
                 "moecache trace convert --experts N adds it",
                 file=sys.stderr,
             )
+        _note_sizes(trace, self._request.cost)
         replayed = self._replayed(trace)
         results = self._sweep(replayed, self._request.policies, f"simulating {log.name}")
         self._results += results
@@ -426,6 +428,20 @@ class _Command:
             force=self._given.force,
         )
         print(f"moecache: note: wrote {page}", file=sys.stderr)
+
+
+def _note_sizes(trace: Trace, cost: CostModel | None) -> None:
+    """A cost model holds for experts of one size; say so where the trace has others."""
+    sizes = sorted({layout["bytes"] for layout in trace.model["expert_bytes"] or []})
+    if cost is None or cost.expert_bytes is None or not sizes:
+        return
+    if any(abs(n_bytes / cost.expert_bytes - 1) > _OTHER_SIZE for n_bytes in sizes):
+        shown = " to ".join(f"{n_bytes:,}" for n_bytes in dict.fromkeys((sizes[0], sizes[-1])))
+        print(
+            f"moecache: note: {trace.path}: experts have {shown} bytes, the costs of {cost.name} are for "
+            f"{cost.expert_bytes:,}: the times are not those of this model",
+            file=sys.stderr,
+        )
 
 
 def _require_report(folder: Path, *, force: bool) -> None:
