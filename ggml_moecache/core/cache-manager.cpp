@@ -11,6 +11,7 @@ cache_manager::cache_manager(const cache_geometry & g, policy & p, transfer & t)
     }
     n_taken.assign(g.n_budgets(), 0);
     slots.resize(n_slots());
+    item_of_slot.assign(n_slots(), no_item);
     slot_of_item.assign(g.n_items(), no_item);
     snapshot.assign(g.n_items(), 0);
     pending.resize(g.columns.size());
@@ -60,8 +61,8 @@ const std::vector<copy_outcome> & cache_manager::publish(uint32_t column) {
 }
 
 void cache_manager::show(uint32_t slot) {
-    slots[slot].state          = MOECACHE_SLOT_STATE_RESIDENT;
-    snapshot[slots[slot].item] = 1;
+    slots[slot].state            = MOECACHE_SLOT_STATE_RESIDENT;
+    snapshot[item_of_slot[slot]] = 1;
     snapshot_generation++;
 }
 
@@ -105,7 +106,7 @@ void cache_manager::apply() {
 void cache_manager::release(uint32_t slot) {
     slot_entry & entry = slots[slot];
     if (entry.state == MOECACHE_SLOT_STATE_RESIDENT) {
-        snapshot[entry.item] = 0;
+        snapshot[item_of_slot[slot]] = 0;
         snapshot_generation++;
     } else {
         remove_pending(slot);
@@ -113,7 +114,7 @@ void cache_manager::release(uint32_t slot) {
     if (entry.state == MOECACHE_SLOT_STATE_DRAINING) {
         draining.erase(std::find(draining.begin(), draining.end(), slot));
     }
-    slot_of_item[entry.item] = no_item;
+    slot_of_item[item_of_slot[slot]] = no_item;
 }
 
 void cache_manager::take(uint32_t slot, uint32_t item) {
@@ -121,7 +122,7 @@ void cache_manager::take(uint32_t slot, uint32_t item) {
     const bool     read   = entry.last_read > finished;
     const uint32_t column = geometry.column_of_item[item];
     const uint64_t bytes  = geometry.columns[column].expert_bytes;
-    entry.item            = item;
+    item_of_slot[slot]    = item;
     entry.late            = false;
     entry.state           = read ? MOECACHE_SLOT_STATE_DRAINING : MOECACHE_SLOT_STATE_LOADING;
     entry.pending_place   = static_cast<uint32_t>(pending[column].size());
@@ -136,7 +137,7 @@ void cache_manager::take(uint32_t slot, uint32_t item) {
 }
 
 void cache_manager::remove_pending(uint32_t slot) {
-    std::vector<uint32_t> & waiting     = pending[geometry.column_of_item[slots[slot].item]];
+    std::vector<uint32_t> & waiting     = pending[geometry.column_of_item[item_of_slot[slot]]];
     const uint32_t          place       = slots[slot].pending_place;
     waiting[place]                      = waiting.back();
     slots[waiting[place]].pending_place = place;
@@ -172,7 +173,7 @@ std::string cache_manager::load(const session_state & state) {
         const auto     item   = static_cast<uint32_t>(value);
         const uint32_t budget = geometry.budget_of_item(item);
         const uint32_t slot   = first_slots[budget] + n_taken[budget]++;
-        slots[slot].item      = item;
+        item_of_slot[slot]    = item;
         slot_of_item[item]    = slot;
         show(slot);
     }
@@ -183,22 +184,23 @@ std::string cache_manager::check() const {
     uint64_t n_visible = 0;
     for (uint32_t slot = 0; slot < slots.size(); slot++) {
         const slot_entry & entry = slots[slot];
+        const uint32_t     item  = item_of_slot[slot];
         const std::string  name  = "slot " + std::to_string(slot);
-        if ((entry.item == no_item) != (entry.state == MOECACHE_SLOT_STATE_EMPTY)) {
+        if ((item == no_item) != (entry.state == MOECACHE_SLOT_STATE_EMPTY)) {
             return name + " is empty and holds an expert, or neither";
         }
-        if (entry.item == no_item) {
+        if (item == no_item) {
             continue;
         }
-        if (slot_of_item[entry.item] != slot) {
+        if (slot_of_item[item] != slot) {
             return name + " holds an expert that has another slot";
         }
-        const uint32_t budget = geometry.budget_of_item(entry.item);
+        const uint32_t budget = geometry.budget_of_item(item);
         if (slot < first_slots[budget] || slot >= first_slots[budget + 1]) {
             return name + " holds an expert of another budget";
         }
         const bool resident = entry.state == MOECACHE_SLOT_STATE_RESIDENT;
-        if ((snapshot[entry.item] != 0) != resident) {
+        if ((snapshot[item] != 0) != resident) {
             return name + " is resident and not in the snapshot, or the reverse";
         }
         n_visible += resident ? 1 : 0;

@@ -84,12 +84,14 @@ public:
     uint64_t generation() const { return snapshot_generation; } // changes whenever the snapshot does
 
     // --- slots: those of a budget follow one another ---
-    uint32_t   first_slot(uint32_t budget) const { return first_slots[budget]; }
     uint32_t   n_slots() const { return first_slots.back(); }
-    uint32_t   item_of(uint32_t slot) const { return slots[slot].item; } // no_item: empty
+    uint32_t   item_of(uint32_t slot) const { return item_of_slot[slot]; } // no_item: empty
     uint32_t   slot_of(uint32_t item) const { return slot_of_item[item]; }
     slot_state state_of(uint32_t slot) const { return slots[slot].state; }
-    bool       visible(uint32_t item) const { return snapshot[item] != 0; }
+    // The experts in the slots of a budget that are not empty, its first n_held().
+    const uint32_t * held(uint32_t budget) const { return item_of_slot.data() + first_slots[budget]; }
+    uint32_t         n_held(uint32_t budget) const { return n_taken[budget]; }
+    bool             visible(uint32_t item) const { return snapshot[item] != 0; }
 
     // Policy state and residency. load() needs a new manager; copies in flight when the state was saved count as
     // complete. Returns "" or what is wrong.
@@ -101,7 +103,6 @@ public:
 
 private:
     struct slot_entry {
-        uint32_t   item          = no_item;
         slot_state state         = MOECACHE_SLOT_STATE_EMPTY;
         bool       late          = false; // its copy has been found incomplete
         uint32_t   pending_place = 0;     // while loading or draining: in pending[column]
@@ -119,6 +120,7 @@ private:
     std::vector<uint32_t>              first_slots; // [budgets + 1]
     std::vector<uint32_t>              n_taken;     // [budgets] slots that are not empty: the first ones
     std::vector<slot_entry>            slots;
+    std::vector<uint32_t>              item_of_slot; // [slots] no_item: empty
     std::vector<uint32_t>              slot_of_item; // [items] no_item: none
     std::vector<uint8_t>               snapshot;     // [items] visible
     std::vector<std::vector<uint32_t>> pending;      // [columns] slots whose copy is not visible yet

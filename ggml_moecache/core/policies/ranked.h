@@ -36,68 +36,16 @@ public:
     }
 
     void on_event(const cache_event & event, std::vector<decision> & out) override {
-        const uint32_t budget    = geometry.budget_of_column[event.column];
-        const uint32_t n_slots   = geometry.slots_of_budget[budget];
-        const auto     rank_of   = [this](uint32_t item) { return ranker.of(item); };
-        const bool     all_moved = ranker.begin(event, [this](uint32_t item) { refresh(item); });
+        const bool all_moved = ranker.begin(event, [this](uint32_t item) { refresh(item); });
         if (all_moved) {
             for (rank_heap & heap : heaps) {
-                heap.rebuild(rank_of);
+                heap.rebuild([this](uint32_t item) { return ranker.of(item); });
             }
         }
         filter.count(event);
-        rank_heap & heap = heaps[budget];
-        newcomers.clear();
-        for (uint32_t position = 0; position < event.n_items; position++) {
-            const uint32_t item = event.items[position];
-            ranker.use(item, event, position);
-            if (place_of_item[item] == rank_heap::absent) {
-                newcomers.push_back({ {}, item });
-            } else if (!Ranker::never_falls && !Ranker::drifts) {
-                heap.update(item, ranker.of(item));
-            }
-        }
-        if (newcomers.empty() || n_slots == 0) {
-            return;
-        }
-        if (Ranker::drifts) {
-            heap.rebuild(rank_of);
-        }
-        ranked_item best = { { INT64_MIN, INT64_MIN }, no_item };
-        for (ranked_item & newcomer : newcomers) {
-            newcomer.rank = ranker.of(newcomer.item);
-            best          = best.worse_than(newcomer) ? newcomer : best;
-        }
-        if (Ranker::never_falls) {
-            heap.settle(rank_of);
-        }
-        if (heap.size() == n_slots && !(heap.worst().rank < best.rank)) {
-            return; // most events of a warm cache
-        }
-        std::sort(newcomers.begin(), newcomers.end(),
-                  [](const ranked_item & a, const ranked_item & b) { return b.worse_than(a); });
-        for (const ranked_item & newcomer : newcomers) {
-            if (!ranker.worthwhile(newcomer.item)) {
-                continue;
-            }
-            if (heap.size() < n_slots) {
-                if (filter.admits(newcomer.item, no_item)) {
-                    heap.push(newcomer);
-                    out.push_back({ newcomer.item, no_item });
-                }
-                continue;
-            }
-            if (Ranker::never_falls) {
-                heap.settle(rank_of);
-            }
-            const ranked_item worst = heap.worst();
-            if (!(worst.rank < newcomer.rank)) {
-                return;
-            }
-            if (filter.admits(newcomer.item, worst.item)) {
-                heap.replace_worst(newcomer);
-                out.push_back({ newcomer.item, worst.item });
-            }
+        const uint32_t budget = geometry.budget_of_column[event.column];
+        if (may_admit(event, heaps[budget], geometry.slots_of_budget[budget])) {
+            admit(event, heaps[budget], geometry.slots_of_budget[budget], out);
         }
     }
 
@@ -128,6 +76,66 @@ public:
     }
 
 private:
+    // Counts the event. False if no newcomer can enter, as most events of a warm cache.
+    bool may_admit(const cache_event & event, rank_heap & heap, uint32_t n_slots) {
+        const auto rank_of = [this](uint32_t item) { return ranker.of(item); };
+        rank       best    = { INT64_MIN, INT64_MIN };
+        bool       any     = false;
+        for (uint32_t position = 0; position < event.n_items; position++) {
+            const uint32_t item = event.items[position];
+            ranker.use(item, event, position);
+            if (place_of_item[item] == rank_heap::absent) {
+                const rank now = ranker.of(item);
+                best           = best < now ? now : best;
+                any            = true;
+            } else if (!Ranker::never_falls && !Ranker::drifts) {
+                heap.update(item, ranker.of(item));
+            }
+        }
+        if (!any || n_slots == 0) {
+            return false;
+        }
+        if (Ranker::drifts) {
+            heap.rebuild(rank_of);
+        }
+        if (Ranker::never_falls) {
+            heap.settle(rank_of);
+        }
+        return heap.size() < n_slots || heap.worst().rank < best;
+    }
+
+    void admit(const cache_event & event, rank_heap & heap, uint32_t n_slots, std::vector<decision> & out) {
+        newcomers.clear();
+        for (uint32_t position = 0; position < event.n_items; position++) {
+            const uint32_t item = event.items[position];
+            if (place_of_item[item] == rank_heap::absent && ranker.worthwhile(item)) {
+                newcomers.push_back({ ranker.of(item), item });
+            }
+        }
+        std::sort(newcomers.begin(), newcomers.end(),
+                  [](const ranked_item & a, const ranked_item & b) { return b.worse_than(a); });
+        for (const ranked_item & newcomer : newcomers) {
+            if (heap.size() < n_slots) {
+                if (filter.admits(newcomer.item, no_item)) {
+                    heap.push(newcomer);
+                    out.push_back({ newcomer.item, no_item });
+                }
+                continue;
+            }
+            if (Ranker::never_falls) {
+                heap.settle([this](uint32_t item) { return ranker.of(item); });
+            }
+            const ranked_item worst = heap.worst();
+            if (!(worst.rank < newcomer.rank)) {
+                return;
+            }
+            if (filter.admits(newcomer.item, worst.item)) {
+                heap.replace_worst(newcomer);
+                out.push_back({ newcomer.item, worst.item });
+            }
+        }
+    }
+
     void refresh(uint32_t item) {
         if (place_of_item[item] != rank_heap::absent) {
             heaps[geometry.budget_of_item(item)].update(item, ranker.of(item));

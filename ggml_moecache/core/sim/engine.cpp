@@ -18,6 +18,21 @@ sim_result common_result(const event_stream & events, const cache_geometry & geo
     return result;
 }
 
+void count_hits(sim_result & result, uint32_t column, uint32_t n_items, uint32_t n_hits, bool decode) {
+    result.column_hits[column] += n_hits;
+    result.counters.hits += n_hits;
+    if (!decode) {
+        return;
+    }
+    result.decode_hits += n_hits;
+    if (result.decode_events.size() <= n_items) {
+        result.decode_events.resize(n_items + 1);
+    }
+    auto & by_hits = result.decode_events[n_items];
+    by_hits.resize(n_items + 1);
+    by_hits[n_hits]++;
+}
+
 void add_admissions(sim_result & result, const cache_geometry & geometry, uint32_t budget, uint64_t admissions,
                     uint64_t n_held) {
     // All experts of a budget have the same size.

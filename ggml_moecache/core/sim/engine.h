@@ -23,6 +23,9 @@ public:
 // What no policy changes: events and accesses.
 sim_result common_result(const event_stream & events, const cache_geometry & geometry);
 
+// Count the hits of an event; its accesses are counted elsewhere.
+void count_hits(sim_result & result, uint32_t column, uint32_t n_items, uint32_t n_hits, bool decode);
+
 // Count a budget's admissions, and the evictions that follow from `n_held` experts in its slots at the end.
 void add_admissions(sim_result & result, const cache_geometry & geometry, uint32_t budget, uint64_t admissions,
                     uint64_t n_held);

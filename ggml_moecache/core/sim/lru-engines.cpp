@@ -73,22 +73,7 @@ private:
             b.n_held -= last_use[b.item_of_use[b.oldest & mask]] == b.oldest ? 1 : 0;
             b.oldest++;
         }
-        count(events, index, column, n, n_hits);
-    }
-
-    void count(const event_stream & events, size_t index, uint32_t column, uint32_t n, uint32_t n_hits) {
-        result.column_hits[column] += n_hits;
-        result.counters.hits += n_hits;
-        if (!events.decode[index]) {
-            return;
-        }
-        result.decode_hits += n_hits;
-        if (result.decode_events.size() <= n) {
-            result.decode_events.resize(n + 1);
-        }
-        auto & by_hits = result.decode_events[n];
-        by_hits.resize(n + 1);
-        by_hits[n_hits]++;
+        count_hits(result, column, n, n_hits, events.decode[index] != 0);
     }
 
     // Make room for n more uses: renumber the uses that are still someone's last. An expert of this event that is not

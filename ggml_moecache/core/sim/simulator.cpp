@@ -1,10 +1,10 @@
 #include "core/sim/simulator.h"
 
 #include "core/policies/table.h"
+#include "core/sim/engine.h"
 #include "transfer/virtual-clock.h"
 
 #include <algorithm>
-#include <functional>
 
 namespace moecache {
 
@@ -36,9 +36,7 @@ std::string simulator::make(const event_stream & events, const cache_geometry & 
     made->so_far.column_hits.assign(geometry.columns.size(), 0);
     made->hit.resize(geometry.most_experts());
     if (options.victim_agreement) {
-        made->next_use.assign(geometry.n_items(), no_event);
-        made->ranked_uses.reserve(geometry.most_slots());
-        events.ahead();
+        made->meter = std::make_unique<victim_agreement>(events.ahead(), geometry);
     }
     if (options.log) {
         made->log_of_slot.assign(n_slots, 0);
@@ -73,7 +71,7 @@ void simulator::run(uint64_t until_event) {
     for (; next_event < end; next_event++) {
         step(next_event);
     }
-    so_far.counters = manager->counters();
+    so_far.counters = manager->counters(); // hits are counted here as well
 }
 
 void simulator::step(uint64_t index) {
@@ -90,14 +88,18 @@ void simulator::step(uint64_t index) {
         log_outcomes(outcomes);
     }
     const uint32_t n_hits = manager->look_up(event, hit.data());
-    count(event, n_hits);
+    so_far.column_accesses[event.column] += event.n_items;
+    so_far.decode_accesses += events.decode[index] ? event.n_items : 0;
+    count_hits(so_far, event.column, event.n_items, n_hits, events.decode[index] != 0);
     const double gpu_ns = n_hits * options.costs.gpu_hit_ns;
     if (clock != nullptr) {
         clock->readers_done_ns = clock->now_ns + gpu_ns;
     }
     const std::vector<decision> & decisions = manager->decide(event);
-    if (options.victim_agreement) {
-        count_agreement(event, decisions);
+    if (meter != nullptr) {
+        const uint32_t budget = geometry.budget_of_column[event.column];
+        meter->count(event, decisions, manager->held(budget), manager->n_held(budget));
+        so_far.agreed = meter->agreed();
     }
     manager->apply();
     if (options.log) {
@@ -110,56 +112,6 @@ void simulator::step(uint64_t index) {
         clock->now_ns += std::max(gpu_ns, cpu_ns);
     }
     manager->readers_finished(index);
-}
-
-void simulator::count(const cache_event & event, uint32_t n_hits) {
-    so_far.column_accesses[event.column] += event.n_items;
-    so_far.column_hits[event.column] += n_hits;
-    if (!events.decode[event.index]) {
-        return;
-    }
-    so_far.decode_accesses += event.n_items;
-    so_far.decode_hits += n_hits;
-    if (so_far.decode_events.size() <= event.n_items) {
-        so_far.decode_events.resize(event.n_items + 1);
-    }
-    auto & by_hits = so_far.decode_events[event.n_items];
-    by_hits.resize(event.n_items + 1);
-    by_hits[n_hits]++;
-}
-
-// m victims of an event agree with the optimum as far as their next uses are among the m farthest of the content before
-// the decisions.
-void simulator::count_agreement(const cache_event & event, const std::vector<decision> & decisions) {
-    const future & ahead = events.ahead();
-    for (uint32_t i = 0; i < event.n_items; i++) {
-        next_use[event.items[i]] = ahead.next_use[event.first_access + i];
-    }
-    size_t n_victims = 0;
-    for (const decision & d : decisions) {
-        n_victims += d.evicted != no_item ? 1 : 0;
-    }
-    if (n_victims == 0) {
-        return;
-    }
-    const uint32_t budget = geometry.budget_of_column[event.column];
-    ranked_uses.clear();
-    for (uint32_t slot = manager->first_slot(budget); slot < manager->first_slot(budget + 1); slot++) {
-        if (manager->item_of(slot) != no_item) {
-            ranked_uses.push_back(next_use[manager->item_of(slot)]);
-        }
-    }
-    uint32_t bar = 0;
-    if (n_victims == 1) {
-        bar = *std::max_element(ranked_uses.begin(), ranked_uses.end());
-    } else {
-        const auto last = ranked_uses.begin() + static_cast<std::ptrdiff_t>(n_victims - 1);
-        std::nth_element(ranked_uses.begin(), last, ranked_uses.end(), std::greater<uint32_t>());
-        bar = *last;
-    }
-    for (const decision & d : decisions) {
-        so_far.agreed += d.evicted != no_item && next_use[d.evicted] >= bar ? 1 : 0;
-    }
 }
 
 void simulator::log_outcomes(const std::vector<copy_outcome> & outcomes) {
@@ -188,8 +140,8 @@ void simulator::log_decisions(int64_t event_index, const std::vector<decision> &
 void simulator::save(session_state & state) const {
     state.policy = spec.canonical();
     manager->save(state);
-    if (options.victim_agreement) {
-        state.put("agreement_next_use", { next_use.begin(), next_use.end() });
+    if (meter != nullptr) {
+        meter->save(state);
     }
     state.put("next_event", { static_cast<int64_t>(next_event) });
 }
@@ -198,16 +150,12 @@ std::string simulator::load(const session_state & state) {
     if (state.policy != spec.canonical()) {
         return "the session state is of policy " + state.policy + ", this one is " + spec.canonical();
     }
-    std::string          error = manager->load(state);
-    std::vector<int64_t> values;
-    if (error.empty() && options.victim_agreement) {
-        error = state.get("agreement_next_use", values, next_use.size(), 0, no_event);
-        next_use.assign(values.begin(), values.end());
-    }
-    int64_t index = 0;
-    error         = error.empty() ? state.get("next_event", index, 0) : error;
-    next_event    = static_cast<uint64_t>(index);
-    started       = true;
+    std::string error = manager->load(state);
+    error             = error.empty() && meter != nullptr ? meter->load(state) : error;
+    int64_t index     = 0;
+    error             = error.empty() ? state.get("next_event", index, 0) : error;
+    next_event        = static_cast<uint64_t>(index);
+    started           = true;
     return error;
 }
 

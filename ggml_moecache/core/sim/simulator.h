@@ -11,6 +11,7 @@
 #include "core/policies/spec.h"
 #include "core/sim/event-stream.h"
 #include "core/sim/result.h"
+#include "core/sim/victim-agreement.h"
 
 #include <cstdint>
 #include <memory>
@@ -58,27 +59,24 @@ private:
 
     void start();
     void step(uint64_t index);
-    void count(const cache_event & event, uint32_t n_hits);
-    void count_agreement(const cache_event & event, const std::vector<decision> & decisions);
     void log_decisions(int64_t event_index, const std::vector<decision> & decisions);
     void log_outcomes(const std::vector<copy_outcome> & outcomes);
 
-    const event_stream &           events;
-    cache_geometry                 geometry;
-    policy_spec                    spec;
-    sim_options                    options;
-    std::unique_ptr<policy>        rules;
-    std::unique_ptr<transfer>      copies;
-    class virtual_clock *          clock = nullptr; // `copies` if the timing is clocked
-    std::unique_ptr<cache_manager> manager;
-    sim_result                     so_far;
-    uint64_t                       next_event        = 0;
-    bool                           started           = false;
-    int64_t                        last_decode_token = -1;
-    std::vector<uint8_t>           hit;         // of the event at hand
-    std::vector<uint32_t>          next_use;    // [items] victim agreement: event of the next use
-    std::vector<uint32_t>          ranked_uses; // of the content at hand
-    std::vector<uint64_t>          log_of_slot; // [slots] entry of the log of the slot's copy
+    const event_stream &              events;
+    cache_geometry                    geometry;
+    policy_spec                       spec;
+    sim_options                       options;
+    std::unique_ptr<policy>           rules;
+    std::unique_ptr<transfer>         copies;
+    class virtual_clock *             clock = nullptr; // `copies` if the timing is clocked
+    std::unique_ptr<cache_manager>    manager;
+    std::unique_ptr<victim_agreement> meter; // NULL: not wanted
+    sim_result                        so_far;
+    uint64_t                          next_event        = 0;
+    bool                              started           = false;
+    int64_t                           last_decode_token = -1;
+    std::vector<uint8_t>              hit;         // of the event at hand
+    std::vector<uint64_t>             log_of_slot; // [slots] entry of the log of the slot's copy
 };
 
 } // namespace moecache

@@ -1,6 +1,7 @@
 #include "core/sim/sweep.h"
 
 #include "core/policies/table.h"
+#include "core/sim/content-replay.h"
 
 #include <algorithm>
 
@@ -20,6 +21,30 @@ static std::unique_ptr<engine> make_engine(const event_stream & events, const ca
 bool sweeps_in_one_pass(const event_stream & events, const cache_geometry & geometry, const policy_spec & spec,
                         const sim_options & options) {
     return make_engine(events, geometry, spec, options, 2) != nullptr;
+}
+
+static std::string simulate_one(const event_stream & events, const cache_geometry & geometry, const policy_spec & spec,
+                                const sim_options & options, sim_result & result) {
+    if (options.clocked || options.log) {
+        std::unique_ptr<simulator> made;
+        const std::string          error = simulator::make(events, geometry, spec, options, made);
+        if (error.empty()) {
+            made->run(events.n_events());
+            result = made->result();
+        }
+        return error;
+    }
+    const future *          ahead = spec.info->needs_future || options.victim_agreement ? &events.ahead() : nullptr;
+    std::unique_ptr<policy> rules;
+    const std::string       error = make_policy({ spec, geometry, ahead }, rules);
+    if (error.empty()) {
+        std::unique_ptr<victim_agreement> meter;
+        if (options.victim_agreement) {
+            meter = std::make_unique<victim_agreement>(*ahead, geometry);
+        }
+        result = content_replay(geometry, std::move(rules), meter.get()).run(events, {}).front();
+    }
+    return error;
 }
 
 std::string simulate_capacities(const event_stream & events, const cache_geometry & geometry, const policy_spec & spec,
@@ -44,13 +69,12 @@ std::string simulate_capacities(const event_stream & events, const cache_geometr
     }
     for (const std::vector<uint32_t> & one : slots) {
         sized.set_slots(one);
-        std::unique_ptr<simulator> made;
-        const std::string          error = simulator::make(events, sized, spec, options, made);
+        sim_result        result;
+        const std::string error = simulate_one(events, sized, spec, options, result);
         if (!error.empty()) {
             return error;
         }
-        made->run(events.n_events());
-        out.push_back(made->result());
+        out.push_back(std::move(result));
     }
     return "";
 }
