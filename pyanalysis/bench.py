@@ -78,9 +78,7 @@ def _simulate(given: argparse.Namespace) -> int:
         value = getattr(given, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name} must be a whole number of at least {least}, got {value}")
-    if not 0 < given.share <= 1:
-        raise ConfigError(f"--share must be above 0 and at most 1, got {given.share}")
-    arms = bench_simulate.throughput(read_trace(given.trace), given.share, given.rounds)
+    arms = bench_simulate.throughput(read_trace(given.trace), given.capacity.split(","), given.rounds)
     swept = bench_simulate.measured_sweep(the_log(given.trace), given.workers)
     grown = bench_growth.growth(given.workers) if given.growth else []
     print((bench_simulate.as_json if given.json else bench_simulate.as_text)(arms, swept, grown))
