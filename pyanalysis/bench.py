@@ -53,10 +53,10 @@ def _add_simulate(tools: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     simulate.add_argument("trace", metavar="TRACE", type=Path, help="any trace that moecache trace reads")
     simulate.add_argument(
-        "--share",
-        type=float,
-        default=0.25,
-        help="capacity of the throughput part, of all experts (default: %(default)s)",
+        "--capacity",
+        metavar="LIST",
+        default="12.5%,25%,50%",
+        help="of the throughput part, all layers together (default: 12.5%%,25%%,50%%)",
     )
     simulate.add_argument("--rounds", type=int, default=3, help="rounds over all arms (default: %(default)s)")
     simulate.add_argument("--workers", metavar="N", type=int, help="threads of the sweep (default: every CPU)")

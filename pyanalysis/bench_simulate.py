@@ -124,7 +124,7 @@ def _arms(
     try:
         import libcachesim  # noqa: PLC0415 - an optional extra
     except ImportError:
-        raise ConfigError(
+        raise MissingDependencyError(
             "moecache bench simulate needs the extra 'bench': pip install 'ggml-moecache[bench]'"
         ) from None
     n_accesses = _write_oracle(trace, scratch / "stream.oracleGeneral.bin")
