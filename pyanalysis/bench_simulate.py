@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggml_moecache.errors import BackendError
+from ggml_moecache.errors import BackendError, MissingDependencyError
 from pyanalysis.simulation import simulate, sweep
 from pyanalysis.simulation.output import aligned
 from pyanalysis.simulation.stream import EventStream
