@@ -193,3 +193,23 @@ def test_a_state_that_is_not_this_cache_s_is_refused(policy):
     if len(state["arrays"]["content"]) > 1:
         with pytest.raises(ValueError, match="more experts than budget 0 has slots"):
             fresh(1).load(state)
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+def test_one_pass_and_simulator_agree_on_a_longer_trace(per_layer):
+    """600 tokens, 3 layers of 16 experts, favourites that drift: windows slide, epochs pass, queues wrap."""
+    draw = np.random.default_rng(11)
+    weight = [1 / (1 + (np.arange(16) * 7 + step) % 16) for step in range(16)]
+    ids = [
+        [draw.choice(16, 4, replace=False, p=w / w.sum()) for w in (weight[token // 60], weight[3], weight[token % 16])]
+        for token in range(600)
+    ]
+    stream = EventStream.of(small_trace(ids, 16, request=[token // 150 for token in range(600)]))
+    every = [0, 1, 3, 4, 8, 15, 16] if per_layer else [0, 1, 5, 12, 30, 48]
+    for policy in [*COLD, *PLACED, "decayed-lfu", "lfru", "windowed-lfu:window=100"]:
+        swept = sweep([stream], [policy], every, per_layer=per_layer, workers=1)
+        for capacity, fast in zip(every, swept, strict=True):
+            slow = simulate(stream, policy, capacity, per_layer=per_layer, events=True, victim_agreement=True)
+            alone = simulate(stream, policy, capacity, per_layer=per_layer, victim_agreement=True)
+            assert alone.row() == slow.row(), (policy, capacity)
+            assert fast.row() == {**slow.row(), "victim_agreement": None}, (policy, capacity)
