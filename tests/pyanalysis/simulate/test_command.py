@@ -279,3 +279,41 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
     )
     assert b"\x1b" not in result.stderr
     assert all(line.startswith(b"moecache: note: ") for line in result.stderr.splitlines())
+
+
+def test_report_without_its_extra(simulate, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("pyanalysis.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, out, err = simulate("t.jsonl", "--policy", "lru", "--capacity", "1", "--report", "r")
+    assert (status, out) == (2, b"")
+    assert err == "moecache: error: --report needs the extra 'report': pip install 'ggml-moecache[report]'\n"
+
+
+def test_report_has_the_optimum_the_static_line_and_the_sensitivity(simulate):
+    """At two slots, the middle of 0, 2 and all. LFU takes 7100 + 3 * 6100 there, and 4 * 50 on top: 25,600.
+
+    Halving cpu_miss_ns takes 1000 off the first event and 500 off each other: 2,500 of 25,600.
+    """
+    arguments = (
+        "t.jsonl",
+        "--policy",
+        "cumulative-lfu",
+        "--capacity",
+        "0,2,all",
+        "--cost",
+        "cost.json",
+        "--report",
+        "r",
+    )
+    status, out, _ = simulate(*arguments, "-o", "jsonl")
+    assert status == 0
+    assert [json.loads(line)["policy"] for line in out.splitlines()] == ["cumulative-lfu"] * 3
+    with Path("r/hit_rate.csv").open(newline="") as file:
+        assert next(csv.reader(file)) == ["experts", "cumulative-lfu", "belady", "hindsight-static"]
+    with Path("r/sensitivity.csv").open(newline="") as file:
+        rows = {row[0]: row[1] for row in csv.reader(file)}
+    assert float(rows["cpu_miss_ns x 0.5"]) == pytest.approx(-2500 / 25600)
+    assert float(rows["other_layer_ns x 2"]) == pytest.approx(4 * 5000 / 25600)
+    assert "copy_latency_ns x 2" not in rows  # it is 0
+    assert "Added by the report: belady, hindsight-static." in Path("r/index.html").read_text()
