@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The interface of transfers and the simulator's clock are built with the core: no device is behind them.
-TRANSFER = [ROOT / "ggml_moecache" / "transfer" / name for name in ("transfer.h", "virtual-clock.h", "virtual-clock.cpp")]
+TRANSFER = [
+    ROOT / "ggml_moecache" / "transfer" / name for name in ("transfer.h", "virtual-clock.h", "virtual-clock.cpp")
+]
 CORE = [*sorted((ROOT / "ggml_moecache" / "core").rglob("*.*")), *TRANSFER]
 
 
@@ -23,7 +25,9 @@ def test_core_includes_neither_ggml_nor_cuda():
         for name in re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
     }
     assert len(includes) > 20
-    allowed = re.compile(r"(core/[a-z0-9/-]+|transfer/transfer|transfer/virtual-clock)\.h|ggml-moecache\.h|[a-z_]+|(sys/)?[a-z]+\.h")
+    allowed = re.compile(
+        r"(core/[a-z0-9/-]+|transfer/transfer|transfer/virtual-clock)\.h|ggml-moecache\.h|[a-z_]+|(sys/)?[a-z]+\.h"
+    )
     assert {(path, name) for path, name in includes if not allowed.fullmatch(name)} == set()
     assert {(path, name) for path, name in includes if "cuda" in name or name.startswith("ggml.")} == set()
 
