@@ -40,14 +40,8 @@ POLICIES = [
     "belady-forced",
 ]
 FILTERS = ["admit-after=2", "payback=1:payback-horizon=8", "admit-after=3:payback=0.5:payback-horizon=16"]
-# interval-refresh differs where an option filters its elections: see test_filtered_election.
 UNFILTERED = {"cold-static", "cold-static:order=id", "hindsight-static", "belady-forced"}
-FILTERED = [
-    f"{policy}:{options}"
-    for policy in POLICIES
-    if policy not in UNFILTERED and not policy.startswith("interval-refresh")
-    for options in FILTERS
-]
+FILTERED = [f"{policy}:{options}" for policy in POLICIES if policy not in UNFILTERED for options in FILTERS]
 
 
 def decisions_of(result: SimulationResult, columns: dict[tuple[int, int], int]) -> tuple[list[Decision], frozenset]:
@@ -146,7 +140,6 @@ def test_any_small_trace_with_filters(policy, trace, capacity, per_layer, batch_
     compare(trace, policy, capacity, per_layer=per_layer, batch_size=batch_size)
 
 
-@pytest.mark.xfail(strict=True, reason="the engine elects, then filters; by its README the next is elected")
 def test_filtered_election():
     """One slot, an election every 2 tokens, an expert enters at its second use.
 
