@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
-from pyanalysis import bench, trace
+from pyanalysis import bench, simulate_command, trace
 
 _RUN_HELP = """\
 usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR [--top1-every N]] [--show-command]
@@ -46,6 +46,7 @@ examples:
   moecache doctor --json | jq .verdict
   moecache config
   moecache trace show log
+  moecache simulate log --policy lru,cumulative-lfu,belady --capacity 10%,25%,50% --per-layer
   moecache bench log -m model.gguf
 """
 
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
     trace.add_parser(commands)
+    simulate_command.add_parser(commands)
     bench.add_parser(commands)
     return parser
 
@@ -129,8 +131,9 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(parsed.model, as_json=parsed.json)
     if parsed.command == "config":
         return _config(as_json=parsed.json)
-    if parsed.command in ("trace", "bench"):
-        return trace.run(parsed) if parsed.command == "trace" else bench.run(parsed)
+    tools = {"trace": trace.run, "simulate": simulate_command.run, "bench": bench.run}
+    if parsed.command in tools:
+        return tools[parsed.command](parsed)
     parser.print_help(sys.stderr)
     return 2
 
