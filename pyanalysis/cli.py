@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
 from pyanalysis import bench, trace
+from pyanalysis.record import command as record
 
 _RUN_HELP = """\
 usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR [--top1-every N]] [--show-command]
@@ -47,6 +48,7 @@ examples:
   moecache config
   moecache trace show log
   moecache bench log -m model.gguf
+  moecache record --workload long,heterogeneous
 """
 
 
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--json", action="store_true", help="print one JSON array")
     trace.add_parser(commands)
     bench.add_parser(commands)
+    record.add_parser(commands)
     return parser
 
 
@@ -129,8 +132,9 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(parsed.model, as_json=parsed.json)
     if parsed.command == "config":
         return _config(as_json=parsed.json)
-    if parsed.command in ("trace", "bench"):
-        return trace.run(parsed) if parsed.command == "trace" else bench.run(parsed)
+    commands = {"trace": trace.run, "bench": bench.run, "record": record.run}
+    if parsed.command in commands:
+        return commands[parsed.command](parsed)
     parser.print_help(sys.stderr)
     return 2
 
