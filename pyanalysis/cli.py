@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
-from pyanalysis import bench, trace
+from pyanalysis import bench, simulate_command, trace
 from pyanalysis.record import command as record
 
 _RUN_HELP = """\
@@ -47,6 +47,7 @@ examples:
   moecache doctor --json | jq .verdict
   moecache config
   moecache trace show log
+  moecache simulate log --policy lru,cumulative-lfu,belady --capacity 10%,25%,50% --per-layer
   moecache bench log -m model.gguf
   moecache record --workload long,heterogeneous
 """
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
     trace.add_parser(commands)
+    simulate_command.add_parser(commands)
     bench.add_parser(commands)
     record.add_parser(commands)
     return parser
@@ -132,9 +134,9 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(parsed.model, as_json=parsed.json)
     if parsed.command == "config":
         return _config(as_json=parsed.json)
-    commands = {"trace": trace.run, "bench": bench.run, "record": record.run}
-    if parsed.command in commands:
-        return commands[parsed.command](parsed)
+    tools = {"trace": trace.run, "simulate": simulate_command.run, "bench": bench.run, "record": record.run}
+    if parsed.command in tools:
+        return tools[parsed.command](parsed)
     parser.print_help(sys.stderr)
     return 2
 

@@ -3,11 +3,13 @@
 
 namespace nb = nanobind;
 
+void bind_simulation(nb::module_ & m);
 void bind_tables(nb::module_ & m);
 
 NB_MODULE(_native, m) {
     m.doc()                = "Tables and types of the C++ core; see ggml_moecache for the public names.";
     m.attr("version")      = MOECACHE_VERSION;
     m.attr("ggml_version") = MOECACHE_GGML_VERSION;
+    bind_simulation(m);
     bind_tables(m);
 }

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyanalysis.traces import metadata as run_json
+from pyanalysis.traces.check import check_trace
 from pyanalysis.traces.errors import TraceError
-from pyanalysis.traces.formats import checked_chunks, open_reader, read_trace
-from pyanalysis.traces.log import Structure
+from pyanalysis.traces.formats import checked_chunks, format_of, load_trace, open_reader, read_trace, the_log
+from pyanalysis.traces.log import Structure, raise_problem
 from pyanalysis.traces.table import SCHEMA
 
 if TYPE_CHECKING:
@@ -55,17 +56,23 @@ class Selection:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def copy(source: Path, writer: Writer) -> list[str]:
-    """Write the trace `source` as it is, streamed. Returns the reader's notes. Raises TraceError."""
-    return cut(source, writer, None)
+def copy(source: Path, writer: Writer, n_experts: int | None = None) -> list[str]:
+    """Write the trace `source` as it is, streamed. Returns the reader's notes.
+
+    `n_experts` (per layer) goes into the metadata of a trace that does not know it, and its ids are checked against it.
+    Raises TraceError.
+    """
+    return cut(source, writer, None, n_experts)
 
 
-def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
+def cut(source: Path, writer: Writer, selection: Selection | None, n_experts: int | None = None) -> list[str]:
     """Write the selected events of `source`, streamed. Returns the reader's notes.
 
-    Overflow, residency and unknown lines stay; the end record counts what is left. Raises TraceError, also if nothing
-    is left.
+    Overflow, residency and unknown lines stay; the end record counts what is left. A trace of another program is
+    checked as a whole before anything is written. Raises TraceError, also if nothing is left.
     """
+    if n_experts is not None or not format_of(the_log(source)).is_log:
+        _check_whole(source, n_experts)
     reader = open_reader(source)
     structure = Structure(reader.path)
     n_kept = 0
@@ -74,6 +81,8 @@ def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
         n_kept += pc.sum(pc.equal(table["type"], "event")).as_py() or 0
         writer.write(table)
     metadata = reader.metadata or run_json.blank(structure.run_id or reader.path.stem)
+    if n_experts is not None:
+        metadata = _with_experts(metadata, n_experts)
     if selection is not None:
         if n_kept == 0:
             raise TraceError(reader.path, None, f"nothing is left: none of {structure.n_events:,} events is selected")
@@ -84,6 +93,21 @@ def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
             metadata = _with_layers(metadata, structure.context_id, selection.layers)
     writer.finish(metadata)
     return [*reader.notes, *structure.notes()]
+
+
+def _check_whole(source: Path, n_experts: int | None) -> None:
+    trace = load_trace(open_reader(source))
+    if n_experts is not None:
+        known = trace.model["n_experts"]
+        if known not in (None, n_experts):
+            raise TraceError(trace.path, None, f"has {known} experts per layer, not {n_experts}")
+        trace = replace(trace, metadata=_with_experts(trace.metadata, n_experts))
+    check_trace(trace, raise_problem)
+
+
+def _with_experts(metadata: Metadata, n_experts: int) -> Metadata:
+    model = run_json.model_of(metadata, 0)
+    return {**metadata, "model": {**model, "n_experts": n_experts}}
 
 
 def end_record(log: Structure | Trace, n_events: int, n_lost: int) -> pa.Table:

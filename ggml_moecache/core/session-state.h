@@ -1,0 +1,30 @@
+// What a session has learnt: counters and residency, as named arrays of whole numbers. Export, import into a new cache
+// of the same geometry and policy, continue: the decisions are those of a session that was never interrupted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace moecache {
+
+class session_state {
+public:
+    std::string policy; // canonical name with parameters
+
+    void put(const std::string & name, std::vector<int64_t> values);
+
+    // The array `name` into `values`. Returns "" or why not: missing, or not of `size` entries (SIZE_MAX: any number),
+    // or an entry outside of [least, most].
+    std::string get(const std::string & name, std::vector<int64_t> & values, size_t size = SIZE_MAX,
+                    int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
+    std::string get(const std::string & name, int64_t & value, int64_t least = INT64_MIN) const;
+
+    const std::vector<std::pair<std::string, std::vector<int64_t>>> & arrays() const { return entries; }
+
+private:
+    std::vector<std::pair<std::string, std::vector<int64_t>>> entries; // in the order of put()
+};
+
+} // namespace moecache

@@ -1,0 +1,90 @@
+"""The cost model of the simulator: a JSON file that cost.schema.json describes.
+
+Time of an event of n experts, h of them hits: other_layer_ns + max(h * gpu_hit_ns, cpu), where cpu is 0 without a
+miss, else cpu_event_ns + (n - h) * cpu_miss_ns: the CPU computes the misses beside the GPU. A token costs
+other_token_ns on top. A copy occupies the one copy queue for copy_latency_ns + bytes / copy_bandwidth_bytes_per_s.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from ggml_moecache.errors import ConfigError
+
+SCHEMA_PATH = Path(__file__).with_name("cost.schema.json")
+COSTS = ("cpu_miss_ns", "cpu_event_ns", "gpu_hit_ns", "other_layer_ns", "other_token_ns", "copy_latency_ns")
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Fields, units and rules as in cost.schema.json. Raises ConfigError for a value that the schema refuses."""
+
+    name: str
+    description: str
+    sources: tuple[str, ...]
+    expert_bytes: int | None
+    cpu_miss_ns: float
+    gpu_hit_ns: float
+    other_layer_ns: float
+    copy_latency_ns: float
+    copy_bandwidth_bytes_per_s: float
+    cpu_event_ns: float = 0.0
+    other_token_ns: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.to_json(), "CostModel")
+
+    def event_ns(self, n_experts: int, n_hits: int) -> float:
+        """Time of an event, by the formula above."""
+        n_misses = n_experts - n_hits
+        cpu_ns = self.cpu_event_ns + n_misses * self.cpu_miss_ns if n_misses else 0.0
+        return self.other_layer_ns + max(n_hits * self.gpu_hit_ns, cpu_ns)
+
+    def copy_ns(self, n_bytes: int) -> float:
+        """Time of a copy on the copy queue."""
+        return self.copy_latency_ns + n_bytes / self.copy_bandwidth_bytes_per_s * 1e9
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that load() reads."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["sources"] = list(self.sources)
+        return {"format": {"name": "ggml_moecache cost model", "version": 1}, **values}
+
+    def scaled(self, field: str, factor: float) -> CostModel:
+        """A copy with one cost multiplied: what a sensitivity analysis varies. Raises ConfigError for another field."""
+        names = (*COSTS, "copy_bandwidth_bytes_per_s")
+        if field not in names:
+            raise ConfigError(f"a cost that can be scaled is one of {', '.join(names)}. Got {field!r} instead.")
+        return replace(self, name=f"{self.name}, {field} x {factor:g}", **{field: getattr(self, field) * factor})
+
+
+def load(path: str | Path) -> CostModel:
+    """The cost model in a file. Raises ConfigError, which names file, field and rule."""
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+    _check(value, str(path))
+    del value["format"]
+    return CostModel(**{**value, "sources": tuple(value["sources"])})
+
+
+@functools.cache
+def _validator() -> Any:  # noqa: ANN401 - jsonschema has no types
+    return jsonschema.Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
+
+
+def _check(value: object, place: str) -> None:
+    error = jsonschema.exceptions.best_match(_validator().iter_errors(value))
+    if error is not None:
+        field = ".".join(map(str, error.absolute_path)) or "the cost model"
+        raise ConfigError(f"{place}: {field}: {error.message}")

@@ -1,0 +1,154 @@
+"""The events of a trace as the simulator replays them: ggml_moecache/core/policies/README.md, "The event"."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ggml_moecache import _native
+from ggml_moecache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyanalysis.simulation.result import Mode
+    from pyanalysis.traces import Trace
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+    Column = tuple[int, str, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class EventStream:
+    """What simulate() makes of a trace. Made once, it serves any number of policies and capacities, in any thread.
+
+    columns           (layer, family, experts, bytes of one expert or 0) in rising order of layer and family
+    experts_known     the numbers of experts come from run.json; else from the largest id that occurs
+    n_tokens, n_decode_tokens   distinct tokens
+    """
+
+    trace: str
+    families: tuple[str, ...]
+    columns: tuple[Column, ...]
+    experts_known: bool
+    n_tokens: int
+    n_decode_tokens: int
+    mode: Mode
+    native: _native.EventStream = field(repr=False)
+    request: Array = field(repr=False)  # int64[rows] as in the trace
+    token: Array = field(repr=False)  # int64[rows] likewise
+
+    @staticmethod
+    def of(
+        trace: Trace, *, batch_size: int = 512, mode: Mode = "event-atomic", expert_bytes: int | None = None
+    ) -> EventStream:
+        """`expert_bytes`: for layers of which the trace does not know it. Raises ConfigError for an empty trace."""
+        if trace.n_events == 0:
+            raise ConfigError(f"{trace.path}: there is no event to simulate")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1 token. Got {batch_size} instead.")
+        if mode not in ("event-atomic", "per-access"):
+            raise ConfigError(f"mode must be event-atomic or per-access. Got {mode!r} instead.")
+        column, layers = trace.columns
+        number, decode_tokens = _token_numbers(trace)
+        unit, step = _units(trace, number, batch_size)
+        decode = (trace.phase == 1).astype(np.uint8)
+        key = (step * len(layers) + column) * 2 + decode
+        in_order = bool((key[1:] >= key[:-1]).all())
+        order = np.arange(trace.n_events) if in_order else np.argsort(key, kind="stable")
+        columns, known = _columns(trace, column, layers, expert_bytes)
+        native = _native.EventStream.make(
+            columns,
+            order,
+            np.ascontiguousarray(trace.ids, dtype=np.int32),
+            np.ascontiguousarray(column, dtype=np.int64),
+            number,
+            _by_appearance(trace.request),
+            decode,
+            unit,
+            mode == "per-access",
+        )
+        return EventStream(
+            trace=str(trace.path),
+            families=trace.families,
+            columns=tuple(columns),
+            experts_known=known,
+            n_tokens=len(trace.tokens),
+            n_decode_tokens=decode_tokens,
+            mode=mode,
+            native=native,
+            request=trace.request,
+            token=trace.token,
+        )
+
+    @functools.cached_property
+    def first_item(self) -> Array:
+        """int64[columns + 1]: item number of expert 0 of each column."""
+        return np.concatenate([[0], np.cumsum([n for _, _, n, _ in self.columns])]).astype(np.int64)
+
+
+def _by_appearance(values: Array) -> Array:
+    """Each value's number in the order of first appearance, int64[n]."""
+    if (values[1:] >= values[:-1]).all():
+        return np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]).astype(np.int64)
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return _ranks(first)[inverse]
+
+
+def _ranks(first: Array) -> Array:
+    ranks = np.empty(len(first), dtype=np.int64)
+    ranks[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return ranks
+
+
+def _token_numbers(trace: Trace) -> tuple[Array, int]:
+    """(number of each event's token in the order of first appearance: int64[n], number of decode tokens)."""
+    tokens = trace.tokens
+    first = np.empty(len(tokens), dtype=np.int64)
+    first[tokens.of_event[::-1]] = np.arange(trace.n_events - 1, -1, -1)  # the last assignment stays: the first event
+    return _ranks(first)[tokens.of_event], int((tokens.phase == 1).sum())
+
+
+def _units(trace: Trace, number: Array, batch_size: int) -> tuple[Array, Array]:
+    """(unit, step) of each event, int64[n]: prefill rows of one unit and column are one event; steps follow in time."""
+    row = np.arange(trace.n_events)
+    prefill = trace.phase == 0
+    if (trace.batch >= 0).all():
+        step = _by_appearance(trace.batch)
+        return np.where(prefill, -1 - step, row), step
+    if not prefill.any():
+        return row, number
+    # Batches are not recorded: runs of prefill tokens of one request that follow one another are cut into batches.
+    first = np.unique(number, return_index=True)[1]  # an event of each token, tokens in order
+    request = trace.request[first]
+    is_prefill = prefill[first]
+    begins = np.ones(len(first), dtype=bool)
+    begins[1:] = (request[1:] != request[:-1]) | (is_prefill[1:] != is_prefill[:-1])
+    place = np.arange(len(first))
+    place_in_run = place - np.maximum.accumulate(np.where(begins, place, 0))
+    cut = begins | ~is_prefill | (place_in_run % batch_size == 0)
+    step = (np.cumsum(cut) - 1)[number]
+    return np.where(prefill, -1 - step, row), step
+
+
+def _columns(trace: Trace, column: Array, layers: Array, expert_bytes: int | None) -> tuple[list[Column], bool]:
+    most = trace.ids.max(axis=1)
+    used = np.zeros(len(layers), dtype=np.int64)
+    np.maximum.at(used, column, most + 1)
+    sizes = {(one["layer_id"], one["family"]): one["bytes"] for one in trace.model["expert_bytes"] or []}
+    columns: list[Column] = []
+    known = True
+    for index, (layer, family_index) in enumerate(layers.tolist()):
+        family = trace.families[family_index]
+        n_experts = trace.n_experts(layer, family)
+        if n_experts is None:
+            known = False
+            same = [used[i] for i, (_, other) in enumerate(layers.tolist()) if other == family_index]
+            n_experts = int(max(same))
+        if used[index] > n_experts:
+            raise ConfigError(
+                f"{trace.path}: layer {layer} names expert {used[index] - 1}, run.json says {n_experts} experts"
+            )
+        columns.append((layer, family, n_experts, sizes.get((layer, family), expert_bytes or 0)))
+    return columns, known
