@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,6 @@ class Setup:
     threads: Sequence[int] = ()  # CPU threads to measure; (): 1, 2, 4, ... and all
     repeats: int = 100
     store_mib: int = STORE_MIB
-    variables: dict[str, str] = field(default_factory=dict)
 
 
 def thread_counts(n_cpus: int) -> list[int]:
@@ -92,6 +91,17 @@ def calibrate(setup: Setup) -> dict[str, Any]:
             **details(measured),
         },
     }
+
+
+def write(path: Path, cost: dict[str, Any]) -> None:
+    """Write the file as a whole. Raises OSError; what was at `path` then stays."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(cost, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _described(geometry: Geometry) -> dict[str, Any]:
@@ -178,7 +188,6 @@ def _decode(setup: Setup, n_threads: int, measured: Measured) -> None:
     for capacity in ("all", "0"):
         _say(f"decode at capacity {capacity}")
         variables = {
-            **setup.variables,
             "GGML_BACKEND_PATH": str(setup.plugin),
             "GGML_MOECACHE_CAPACITY": capacity,
             "MOECACHE_REQUIRE": "1",
@@ -212,7 +221,7 @@ def main() -> int:
         cost = calibrate(setup)
     except GgmlError as error:
         raise SystemExit(f"error: {error}") from None
-    given.out.write_text(json.dumps(cost, indent=2) + "\n", encoding="utf-8")
+    write(given.out, cost)
     print(as_text(cost))
     return 0
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pyanalysis.record.text_report import NGRAM_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyanalysis.record.text_report import Repetition, SharedPrefixes
 
 
@@ -21,11 +19,6 @@ class TokenCounts:
     decode: int
     n_events: int
     n_lost: int
-
-    @staticmethod
-    def of_requests(prompt_tokens: Sequence[int], n_predict: int) -> TokenCounts:
-        """Tokens that are computed: each prompt, and each generated token but the last. Events: not known."""
-        return TokenCounts(sum(prompt_tokens), len(prompt_tokens) * (n_predict - 1), 0, 0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ def as_text(report: RunReport) -> str:
 
 def _repetition(repetition: Repetition) -> str:
     if repetition.rate is None:
-        return f"not known: no request has generated {NGRAM_TOKENS} tokens"
+        return f"not known: no finished request has {NGRAM_TOKENS} generated tokens"
     rates = [rate for rate in repetition.by_request if rate is not None]
     return (
         f"{repetition.rate:.1%} of the {NGRAM_TOKENS}-grams of generated tokens occurred before in their request "

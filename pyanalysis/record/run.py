@@ -8,6 +8,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import ggml_moecache
 from ggml_moecache.errors import BackendError
 from ggml_moecache.run_fields import check_new_log, file_sha256
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ggml_moecache.gguf_file import ModelFile
     from pyanalysis.record.sampling import Sampling
     from pyanalysis.record.workload import Workload
+    from pyanalysis.traces.trace import Array
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,9 @@ def record(
                 interrupted = True
         n_threads = llm.n_threads
     progress.close()
-    counts = _counted(folder)
-    expected = TokenCounts.of_requests(list(map(len, prompts)), predict)
-    if not interrupted and (counts.n_lost or (counts.prefill, counts.decode) != (expected.prefill, expected.decode)):
-        raise BackendError(
-            f"{folder}: the log holds {counts.prefill} prefill and {counts.decode} decode tokens and has lost "
-            f"{counts.n_lost} events, but {expected.prefill} and {expected.decode} were computed"
-        )
+    counts, by_request = _counted(folder, len(prompts))
+    if not interrupted:
+        _check_complete(folder, counts, by_request, [(len(prompt), predict - 1) for prompt in prompts])
     report = RunReport(
         workload=workload.name,
         n_parallel=n_parallel,
@@ -161,21 +160,37 @@ def _described(workload: Workload, settings: Settings, n_parallel: int, n_ctx: i
     }
 
 
-def _counted(folder: Path) -> TokenCounts:
-    """What the log holds. Raises MoeCacheError if it is malformed or absent."""
+def _counted(folder: Path, n_requests: int) -> tuple[TokenCounts, Array]:
+    """What the log holds, and int64[n_requests, 2]: prefill and decode tokens of each request.
+
+    Raises MoeCacheError if it is malformed or absent, or has other requests.
+    """
     if not (folder / "run.json").is_file():
         raise BackendError(f"{folder}: no log was written: no expert was computed on the device")
-    counts = TokenCounts(0, 0, 0, 0)
+    by_request = np.zeros((n_requests, 2), dtype=np.int64)
+    n_events = n_lost = 0
     for log in traces.logs_in(folder):  # one for each device of the model: they divide the layers, not the tokens
         trace = traces.read_trace(log)
-        decode = int(trace.tokens.phase.sum())
-        counts = TokenCounts(
-            max(counts.prefill, len(trace.tokens) - decode),
-            max(counts.decode, decode),
-            counts.n_events + trace.n_events,
-            counts.n_lost + trace.n_lost,
+        tokens = trace.tokens
+        if len(tokens) and tokens.request.max() >= n_requests:
+            raise BackendError(f"{log}: the log has more than the {n_requests} requests that were run")
+        here = np.zeros_like(by_request)
+        np.add.at(here, (tokens.request, tokens.phase), 1)
+        by_request = np.maximum(by_request, here)
+        n_events, n_lost = n_events + trace.n_events, n_lost + trace.n_lost
+    prefill, decode = by_request.sum(axis=0).tolist()
+    return TokenCounts(prefill, decode, n_events, n_lost), by_request
+
+
+def _check_complete(folder: Path, counts: TokenCounts, found: Array, expected: list[tuple[int, int]]) -> None:
+    """Each prompt is prefill, each generated token but the last decode. Raises BackendError."""
+    if counts.n_lost:
+        raise BackendError(f"{folder}: the log has lost {counts.n_lost} events")
+    for request in np.flatnonzero((found != expected).any(axis=1))[:1].tolist():
+        raise BackendError(
+            f"{folder}: of request {request} the log holds {found[request, 0]} prefill and {found[request, 1]} decode "
+            f"tokens, but {expected[request][0]} and {expected[request][1]} were computed"
         )
-    return counts
 
 
 def _complete(folder: Path, model: ModelFile, benchmark: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ _PREDICT_TOKENS = 128
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens. `prompt`: longer ones are cut there; None: never. `predict`: generated per request. `context`: trained."""
+    """Tokens. `prompt`: longer ones are cut there; None: never. `predict`: generated each. `context`: trained."""
 
     prompt: int | None
     predict: int
