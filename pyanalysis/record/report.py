@@ -10,6 +10,9 @@ from pyanalysis.record.text_report import NGRAM_TOKENS
 if TYPE_CHECKING:
     from pyanalysis.record.text_report import Repetition, SharedPrefixes
 
+# Of 8-grams, by request, from which on a report names it: prose and code stay below.
+_LOOPING = 0.2
+
 
 @dataclass(frozen=True)
 class TokenCounts:
@@ -69,6 +72,9 @@ def as_text(report: RunReport) -> str:
         f"  prefixes     {_prefixes(report.prefixes)}",
         f"  log          {report.folder}",
     ]
+    looping = [f"{i} ({rate:.1%})" for i, rate in enumerate(report.repetition.by_request) if (rate or 0) >= _LOOPING]
+    if looping:
+        lines.insert(-1, f"  note         much repeated in request {', '.join(looping)}: a loop has false locality")
     return "\n".join(lines)
 
 

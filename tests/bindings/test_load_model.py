@@ -92,6 +92,25 @@ def test_defaults_can_be_overridden(low_level):
     llm.close()
 
 
+def test_several_sequences_share_one_cache():
+    llm = ggml_moecache.load_model(n_seq_max=3, n_ctx=768, verbose=False)
+    context = llm._ctx.ctx
+    assert low_level.llama_n_seq_max(context) == 3
+    assert low_level.llama_n_ctx_seq(context) == low_level.llama_n_ctx(context) == 768
+    llm.close()
+    alone = ggml_moecache.load_model(n_ctx=256, verbose=False)  # the next model has llama.cpp's default again
+    assert low_level.llama_n_seq_max(alone._ctx.ctx) == 1
+    alone.close()
+
+
+@pytest.mark.parametrize("n", [0, 257, True, "2", 1.0])
+def test_nonsense_number_of_sequences(n):
+    with pytest.raises(errors.ConfigError) as caught:
+        ggml_moecache.load_model(n_seq_max=n)
+    words = f"The 'n_seq_max' parameter of load_model must be a whole number from 1 to 256. Got {n!r} instead."
+    assert str(caught.value) == words
+
+
 @pytest.mark.parametrize("capacity", ["x", "", "ALL", "50%", 1, -1, True, 0.5])
 def test_nonsense_capacity(capacity):
     with pytest.raises(errors.ConfigError) as caught:
