@@ -92,14 +92,12 @@ def test_defaults_can_be_overridden(low_level):
     llm.close()
 
 
-def test_several_sequences_share_one_cache():
+def test_several_sequences_share_one_cache(low_level):
     llm = ggml_moecache.load_model(n_seq_max=3, n_ctx=768, verbose=False)
-    context = llm._ctx.ctx
-    assert low_level.llama_n_seq_max(context) == 3
-    assert low_level.llama_n_ctx_seq(context) == low_level.llama_n_ctx(context) == 768
+    assert (low_level.llama_n_seq_max(llm._ctx.ctx), llm.n_ctx(), llm._ctx.params.kv_unified) == (3, 768, True)
     llm.close()
     alone = ggml_moecache.load_model(n_ctx=256, verbose=False)  # the next model has llama.cpp's default again
-    assert low_level.llama_n_seq_max(alone._ctx.ctx) == 1
+    assert (low_level.llama_n_seq_max(alone._ctx.ctx), alone._ctx.params.kv_unified) == (1, False)
     alone.close()
 
 
