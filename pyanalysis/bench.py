@@ -53,10 +53,10 @@ def _add_simulate(tools: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     simulate.add_argument("trace", metavar="TRACE", type=Path, help="any trace that moecache trace reads")
     simulate.add_argument(
-        "--share",
-        type=float,
-        default=0.25,
-        help="capacity of the throughput part, of all experts (default: %(default)s)",
+        "--capacity",
+        metavar="LIST",
+        default="12.5%,25%,50%",
+        help="of the throughput part, all layers together (default: 12.5%%,25%%,50%%)",
     )
     simulate.add_argument("--rounds", type=int, default=3, help="rounds over all arms (default: %(default)s)")
     simulate.add_argument("--workers", metavar="N", type=int, help="threads of the sweep (default: every CPU)")
@@ -78,9 +78,7 @@ def _simulate(given: argparse.Namespace) -> int:
         value = getattr(given, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name} must be a whole number of at least {least}, got {value}")
-    if not 0 < given.share <= 1:
-        raise ConfigError(f"--share must be above 0 and at most 1, got {given.share}")
-    arms = bench_simulate.throughput(read_trace(given.trace), given.share, given.rounds)
+    arms = bench_simulate.throughput(read_trace(given.trace), given.capacity.split(","), given.rounds)
     swept = bench_simulate.measured_sweep(the_log(given.trace), given.workers)
     grown = bench_growth.growth(given.workers) if given.growth else []
     print((bench_simulate.as_json if given.json else bench_simulate.as_text)(arms, swept, grown))

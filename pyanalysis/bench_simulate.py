@@ -12,7 +12,7 @@ without reading the trace.
 from __future__ import annotations
 
 import json
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggml_moecache.errors import BackendError, ConfigError
+from ggml_moecache.errors import BackendError, MissingDependencyError
 from pyanalysis.simulation import simulate, sweep
 from pyanalysis.simulation.output import aligned
 from pyanalysis.simulation.stream import EventStream
@@ -47,10 +47,11 @@ _RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("bytes", "<u4"), ("next", "
 
 @dataclass(frozen=True)
 class Arm:
-    """One program and policy over the stream: seconds of each round, accesses that hit."""
+    """One program and policy over the stream at one capacity: seconds of each round, accesses that hit."""
 
     program: str
     policy: str
+    experts: int
     accesses: int
     hits: int
     seconds: list[float]
@@ -89,10 +90,18 @@ class Growth:
 # --- throughput -----------------------------------------------------------------------------------------------------
 
 
-def throughput(trace: Trace, share: float, rounds: int) -> list[Arm]:
-    """LRU and LFU at one capacity: libcachesim, our per-access mode, our event-atomic mode. Raises ConfigError."""
+def throughput(trace: Trace, capacities: Sequence[str], rounds: int) -> list[Arm]:
+    """LRU and LFU at each capacity: libcachesim, our per-access mode, our event-atomic mode. Raises MoeCacheError."""
     atomic, single = (EventStream.of(trace, mode=mode) for mode in ("event-atomic", "per-access"))
-    slots = max(1, round(share * sum(n for _, _, n, _ in atomic.columns)))
+    found = []
+    for capacity in capacities:
+        # 12 is a number of experts, "12%" a share of them: as in moecache simulate.
+        slots = simulate(atomic, "lru", int(capacity) if capacity.isdigit() else capacity).capacity_experts
+        found += _throughput(trace, atomic, single, slots, rounds)
+    return found
+
+
+def _throughput(trace: Trace, atomic: EventStream, single: EventStream, slots: int, rounds: int) -> list[Arm]:
     results: dict[tuple[str, str], tuple[int, int]] = {}
     seconds: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="moecache-bench-") as scratch:
@@ -103,9 +112,9 @@ def throughput(trace: Trace, share: float, rounds: int) -> list[Arm]:
                 started = time.perf_counter()
                 results[key] = run()
                 seconds.setdefault(key, []).append(time.perf_counter() - started)
-            print(f"round {number + 1}/{rounds}", file=sys.stderr, flush=True)
+            print(f"{slots} experts: round {number + 1}/{rounds}", file=sys.stderr, flush=True)
     _must_agree(results)
-    return [Arm(*key, *results[key], seconds[key]) for key in arms]
+    return [Arm(*key, slots, *results[key], seconds[key]) for key in arms]
 
 
 def _arms(
@@ -115,7 +124,7 @@ def _arms(
     try:
         import libcachesim  # noqa: PLC0415 - an optional extra
     except ImportError:
-        raise ConfigError(
+        raise MissingDependencyError(
             "moecache bench simulate needs the extra 'bench': pip install 'ggml-moecache[bench]'"
         ) from None
     n_accesses = _write_oracle(trace, scratch / "stream.oracleGeneral.bin")
@@ -212,7 +221,9 @@ def _cpus() -> set[int]:
 
 
 def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+    """Of this process since it was started; getrusage would count the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024  # type: ignore[index] # Linux has it
 
 
 # --- report ---------------------------------------------------------------------------------------------------------
@@ -221,11 +232,12 @@ def _peak_bytes() -> int:
 def as_text(arms: Sequence[Arm], swept: Sweep, growth: Sequence[Growth]) -> str:
     """Aligned tables: throughput with its ratio to libcachesim, the sweep, growth."""
     base = {"lru": "LRU", "lfu": "LFU", "cumulative-lfu": "LFU", "LRU": "LRU", "LFU": "LFU"}
-    theirs = {arm.policy: arm.per_s for arm in arms if arm.program == "libcachesim"}
-    rows = [["program", "policy", "accesses/s", "of libcachesim", "min s", "max s", "hit rate"]]
+    theirs = {(arm.policy, arm.experts): arm.per_s for arm in arms if arm.program == "libcachesim"}
+    rows = [["program", "policy", "experts", "accesses/s", "of libcachesim", "min s", "max s", "hit rate"]]
     rows += [
         [
-            *(arm.program, arm.policy, f"{arm.per_s / 1e6:,.1f} M", f"{arm.per_s / theirs[base[arm.policy]]:.2f}"),
+            *(arm.program, arm.policy, f"{arm.experts:,}", f"{arm.per_s / 1e6:,.1f} M"),
+            f"{arm.per_s / theirs[base[arm.policy], arm.experts]:.2f}",
             *(f"{min(arm.seconds):.3f}", f"{max(arm.seconds):.3f}", f"{arm.hits / arm.accesses:.4f}"),
         ]
         for arm in arms

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggml_moecache.errors import ConfigError
+from ggml_moecache.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -449,7 +449,7 @@ def _require_report(folder: Path, *, force: bool) -> None:
     try:
         from pyanalysis.report.write import refuse_existing  # noqa: PLC0415
     except ImportError:
-        raise ConfigError("--report needs the extra 'report': pip install 'ggml-moecache[report]'") from None
+        raise MissingDependencyError("--report needs the extra 'report': pip install 'ggml-moecache[report]'") from None
     refuse_existing(folder, force=force)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import ggml_moecache
-from ggml_moecache.errors import BackendError, ConfigError
+from ggml_moecache.errors import BackendError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ def sweep_on_cluster(
     """What pyanalysis.sweep(traces, policies, capacities, **options) returns, computed by a cluster's workers.
 
     address  of the Dask scheduler, such as tcp://host:8786
-    Raises ConfigError if the extra `distributed` is not installed, or for what sweep() refuses; BackendError if the
-    scheduler does not answer, has no workers, or a worker has another version of this package.
+    Raises MissingDependencyError without the extra `distributed`, ConfigError for what sweep() refuses, BackendError if
+    the scheduler does not answer, has no workers, or a worker has another version of this package.
     """
     try:
         import distributed  # noqa: PLC0415 - an optional extra
     except ImportError:
-        raise ConfigError(
+        raise MissingDependencyError(
             "--scheduler needs the extra 'distributed': pip install 'ggml-moecache[distributed]'"
         ) from None
     client = _connect(distributed, address)

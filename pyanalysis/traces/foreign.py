@@ -44,6 +44,11 @@ class Columns:
     line: Array  # int64[n]
     weights: Array | None = None  # float32[n, k], NaN where not recorded
 
+    @staticmethod
+    def empty() -> Columns:
+        none = np.empty(0)
+        return Columns(none, none, none, none, none, ids=np.empty((0, 0)), line=none)
+
     def trace(self, path: Path, metadata: Metadata) -> Trace:
         n = len(self.request)
         return Trace(
@@ -70,7 +75,9 @@ class Columns:
 
 
 def chunks_of(trace: Trace) -> Iterator[Chunk]:
-    """The events of a trace without overflows as a log's lines, closed by an end record."""
+    """The events of a trace without overflows as a log's lines, closed by an end record; nothing of an empty trace."""
+    if trace.n_events == 0:
+        return
     begin = 0
     for table in trace.tables():
         lines = trace.line[begin : begin + table.num_rows]
@@ -78,6 +85,12 @@ def chunks_of(trace: Trace) -> Iterator[Chunk]:
         if begin > trace.n_events:  # the end record has no line of its own
             lines = trace.line[-1:]
         yield Chunk(table, lines, min(begin / trace.n_events, 1))
+
+
+def no_event(path: Path, on_problem: OnProblem) -> Columns:
+    """Report a file without a good line, and go on with no columns."""
+    on_problem(Problem(path, None, "is empty: it has no complete line"))
+    return Columns.empty()
 
 
 def text_blocks(path: Path) -> Iterator[tuple[int, bytes]]:

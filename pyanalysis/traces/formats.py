@@ -7,7 +7,7 @@ traces/FOREIGN.md if it is another program's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from pyanalysis.traces.errors import TraceError
 from pyanalysis.traces.event import Event
 from pyanalysis.traces.foreign import shown_text
 from pyanalysis.traces.jsonl import JsonlReader, JsonlWriter
-from pyanalysis.traces.log import Structure, raise_problem
+from pyanalysis.traces.log import Structure, WholeReader, raise_problem
 from pyanalysis.traces.npz import NpzReader, NpzWriter
 from pyanalysis.traces.parquet import ParquetReader, ParquetWriter
 from pyanalysis.traces.progress import Progress
@@ -164,6 +164,10 @@ def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem =
 def load_trace(reader: Reader, on_problem: OnProblem = raise_problem) -> Trace:
     """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that)."""
     structure = Structure(reader.path)
+    if isinstance(reader, WholeReader):
+        trace = reader.trace(on_problem)  # lines made of it would become columns again
+        structure.complete = trace.complete
+        return replace(trace, notes=(*reader.notes, *structure.notes()))
     builder = TraceBuilder()
     for chunk in checked_chunks(reader, structure, on_problem):
         builder.add(chunk.table, chunk.lines)

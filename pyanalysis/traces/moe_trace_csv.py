@@ -21,6 +21,7 @@ from pyanalysis.traces.foreign import (
     check_decode_layers,
     chunks_of,
     csv_rows,
+    no_event,
     padded,
     split_lines,
     stacked,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyanalysis.traces.log import Chunk, OnProblem
     from pyanalysis.traces.metadata import Metadata
-    from pyanalysis.traces.trace import Array
+    from pyanalysis.traces.trace import Array, Trace
 
 _HEADER = re.compile(rb"pos,layer(,[A-Za-z_0-9]+)+\r?\n")
 _FIRST_ROW = re.compile(rb"(pos,layer(,[A-Za-z_0-9]+)+|-?[0-9]+,[0-9]+(,-?[0-9]+)+)\r?(\n|$)")
@@ -56,14 +57,19 @@ class MoeTraceReader:
         self.metadata: Metadata | None = run_json.blank(path.stem)
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:
+        return chunks_of(self.trace(on_problem))
+
+    def trace(self, on_problem: OnProblem) -> Trace:
+        """See log.WholeReader."""
         pos, layer, ids, line = self._rows(on_problem)
         if len(pos) == 0:
-            return
-        self._check_order(pos, layer, line, on_problem)
-        columns = self._columns(pos, layer, ids, line, on_problem)
-        check_decode_layers(self.path, columns, "the token at position", on_problem)
+            columns = no_event(self.path, on_problem)
+        else:
+            self._check_order(pos, layer, line, on_problem)
+            columns = self._columns(pos, layer, ids, line, on_problem)
+            check_decode_layers(self.path, columns, "the token at position", on_problem)
         assert self.metadata is not None  # noqa: S101 - set by __init__
-        yield from chunks_of(columns.trace(self.path, self.metadata))
+        return columns.trace(self.path, self.metadata)
 
     # --- lines ------------------------------------------------------------------------------------------------------
 

@@ -62,8 +62,7 @@ class NpzReader:
             self.notes.append(f"{n_holes:,} events are not recorded (-1) and count as lost")
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:
-        del on_problem  # what an archive can have wrong is found when it is opened, or by check_trace
-        trace = self._trace()
+        trace = self.trace(on_problem)
         lines = 0
         for table in trace.tables():
             yield Chunk(table, np.arange(lines + 1, lines + 1 + table.num_rows), lines / max(trace.n_events, 1))
@@ -153,8 +152,12 @@ class NpzReader:
             "phase": arrays.get("phase", np.ones(n)).astype(np.uint8),
         }
 
-    def _trace(self) -> Trace:
-        """The events: ubatch by ubatch, in each layer by layer; token by token where ubatches are not recorded."""
+    def trace(self, on_problem: OnProblem) -> Trace:
+        """See log.WholeReader.
+
+        The events: ubatch by ubatch, in each layer by layer; token by token where ubatches are not recorded.
+        """
+        del on_problem  # what an archive can have wrong is found when it is opened, or by check_trace
         arrays = self._arrays
         ids = arrays["ids"].astype(np.int32)
         n_columns = ids.shape[1]

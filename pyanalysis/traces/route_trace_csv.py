@@ -26,6 +26,7 @@ from pyanalysis.traces.foreign import (
     check_decode_layers,
     chunks_of,
     csv_rows,
+    no_event,
     shown_text,
     split_lines,
     text_blocks,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyanalysis.traces.log import Chunk, OnProblem
     from pyanalysis.traces.metadata import Metadata
-    from pyanalysis.traces.trace import Array
+    from pyanalysis.traces.trace import Array, Trace
 
 _NAMES = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
 _KINDS = {name: pa.float32() if name == "weight" else pa.int64() for name in (*_NAMES, "dropped")}
@@ -129,12 +130,14 @@ class RouteTraceReader:
     # --- lines ------------------------------------------------------------------------------------------------------
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:
+        return chunks_of(self.trace(on_problem))
+
+    def trace(self, on_problem: OnProblem) -> Trace:
+        """See log.WholeReader."""
         columns = self._columns(*self._rows(on_problem), on_problem)
-        if columns is None:
-            return
         check_decode_layers(self.path, columns, "the token at step", on_problem)
         assert self.metadata is not None  # noqa: S101 - set by __init__
-        yield from chunks_of(columns.trace(self.path, self.metadata))
+        return columns.trace(self.path, self.metadata)
 
     def _rows(self, on_problem: OnProblem) -> tuple[dict[str, Array], Array, Array]:
         """(int32[n] of each kept column, weights float32[n], line int64[n])."""
@@ -205,10 +208,10 @@ class RouteTraceReader:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _columns(self, rows: dict[str, Array], weights: Array, line: Array, on_problem: OnProblem) -> Columns | None:
-        """One event per (turn, phase, step, layer), token by token; None if there is no row."""
+    def _columns(self, rows: dict[str, Array], weights: Array, line: Array, on_problem: OnProblem) -> Columns:
+        """One event per (turn, phase, step, layer), token by token."""
         if len(line) == 0:
-            return None
+            return no_event(self.path, on_problem)
         key = np.stack([rows[name] for name in ("turn", "phase", "step", "layer")], axis=1)
         begins = np.concatenate([[True], (key[1:] != key[:-1]).any(axis=1)])
         event = np.cumsum(begins) - 1

@@ -15,7 +15,7 @@ import pyarrow.json as pa_json
 
 from pyanalysis.traces import metadata as run_json
 from pyanalysis.traces.errors import Problem
-from pyanalysis.traces.foreign import INT32_END, Columns, chunks_of, padded, split_lines, stacked, text_blocks
+from pyanalysis.traces.foreign import INT32_END, Columns, chunks_of, no_event, padded, split_lines, stacked, text_blocks
 from pyanalysis.traces.lines import shown
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyanalysis.traces.log import Chunk, OnProblem
     from pyanalysis.traces.metadata import Metadata
-    from pyanalysis.traces.trace import Array
+    from pyanalysis.traces.trace import Array, Trace
 
 _SCHEMA = pa.schema([("tok", pa.int64()), ("layers", pa.list_(pa.list_(pa.int64())))])
 _KEYS = re.compile(rb'"([^"\\]*)"\s*:')
@@ -53,6 +53,15 @@ class TokenJsonlReader:
         self._more: set[str] = set()
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:
+        return chunks_of(self.trace(on_problem))
+
+    def trace(self, on_problem: OnProblem) -> Trace:
+        """See log.WholeReader."""
+        columns = self._columns(on_problem)
+        assert self.metadata is not None  # noqa: S101 - set by __init__
+        return columns.trace(self.path, self.metadata)
+
+    def _columns(self, on_problem: OnProblem) -> Columns:
         tokens, ids, lines = [np.empty(0, np.int64)], [], [np.empty(0, np.int64)]
         for first, block in text_blocks(self.path):
             tok, rows, numbers = self._fast(first, block) or self._slow(first, block, on_problem)
@@ -62,13 +71,11 @@ class TokenJsonlReader:
         if self._more:
             self.notes.append(f"unknown fields are left out: {', '.join(sorted(self._more))}")
         tok, line = np.concatenate(tokens), np.concatenate(lines)
-        if len(tok) == 0:
-            return
-        assert self._n_layers is not None  # noqa: S101 - set with the first token
-        assert self.metadata is not None  # noqa: S101 - set by __init__
+        if self._n_layers is None:
+            return no_event(self.path, on_problem)
         request = self._requests(tok, line, on_problem)
         n = len(tok)
-        columns = Columns(
+        return Columns(
             request=np.repeat(request, self._n_layers),
             token=np.repeat(tok, self._n_layers),
             layer=np.tile(np.arange(self._n_layers), n),
@@ -77,7 +84,6 @@ class TokenJsonlReader:
             ids=stacked(ids, -1),
             line=np.repeat(line, self._n_layers),
         )
-        yield from chunks_of(columns.trace(self.path, self.metadata))
 
     def _requests(self, tok: Array, line: Array, on_problem: OnProblem) -> Array:
         """int64[n]: a sequence begins where `tok` returns to the first of the file."""

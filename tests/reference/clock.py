@@ -3,7 +3,7 @@
 Rules, from the cost model's documentation and DESIGN sections 4 and 6: a decode token costs other_token_ns before its
 first event. An event takes other_layer_ns until its router has chosen; then it is looked up, and its copies are
 enqueued on one queue, first come first served. A hit is an expert whose copy is complete by then. The event goes on for
-the longer of its hits on the GPU and its misses on the CPU. A slot that it reads is free when the GPU has done its hits.
+the longer of its hits on the GPU and its misses on the CPU. A slot that it reads is free when its hits are done.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ With ideal timing a copy is complete at the next token, so what a cache holds is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.reference import offline, online
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """Of one event. `hits` as Event.ids; the order within `admitted` and `evicted` means nothing."""
+    """Of one event. `hits` as Event.ids; the order within `admitted` and `evicted` means nothing.
+
+    `agreed`: of m victims those whose next use is among the m farthest of the content before; never again is farthest.
+    """
 
     hits: tuple[bool, ...]
     admitted: frozenset[Key]
     evicted: frozenset[Key]
+    agreed: int = field(default=0, compare=False)
 
 
 def parse(policy: str) -> tuple[str, dict[str, str]]:
@@ -59,15 +63,20 @@ def replay(
         policies.append(make(policy, capacity, own, experts, mine))
     online.share_generator(policies)
     placed = frozenset(key for one in policies for key in one.content)
+    futures = [offline.Future([e for e in events if budget_of[e.column] == budget]) for budget in range(len(slots))]
     decisions = []
     for event in events:
         one = policies[budget_of[event.column]]
         before = set(one.content)
         hits = tuple(key in before for key in event.keys)
+        now = one.n_seen
         one.see(event)
         after = set(one.content)
         assert len(after) == len(one.content) <= one.capacity
-        decisions.append(Decision(hits, frozenset(after - before), frozenset(before - after)))
+        next_use = {key: futures[budget_of[event.column]].next_use(key, now) for key in before}
+        farthest = sorted(next_use.values(), reverse=True)[: len(before - after)]
+        agreed = sum(next_use[key] >= farthest[-1] for key in before - after)
+        decisions.append(Decision(hits, frozenset(after - before), frozenset(before - after), agreed))
     return decisions, placed
 
 

@@ -87,6 +87,12 @@ def compare(trace: Trace, policy: str, capacity: int, *, per_layer: bool, batch_
     # A placed expert counts as admitted; one that leaves and comes back within an event cannot be.
     assert result.admissions == len(placed) + sum(len(decision.admitted) for decision in expected)
     assert result.evictions == sum(len(decision.evicted) for decision in expected)
+    judged = simulate(trace, policy, slots[0], per_layer=per_layer, batch_size=batch_size, victim_agreement=True)
+    assert counts_of(judged) == counts_of(result)
+    if result.evictions:
+        assert judged.victim_agreement == sum(decision.agreed for decision in expected) / result.evictions
+    else:
+        assert judged.victim_agreement is None
     # Without the log of events the engine may take a shorter way, and a sweep yet another.
     counts = counts_of(result)
     assert counts_of(simulate(trace, policy, slots[0], per_layer=per_layer, batch_size=batch_size)) == counts
@@ -151,3 +157,25 @@ def test_filtered_election():
     result = simulate(trace, "interval-refresh:every=2:admit-after=2", 1, per_layer=True, events=True)
     decisions, _ = decisions_of(result, {(0, 0): 0})
     assert [decision.admitted for decision in decisions] == [set(), set(), set(), set(), {(0, 4)}]
+
+
+def test_static_from_a_file(tmp_path):
+    """The first C of each budget in the order of the file, whether the layers have budgets of their own or one."""
+    order = [(1, 3), (0, 2), (1, 0), (0, 5), (0, 1), (1, 4)]
+    path = tmp_path / "static.csv"
+    path.write_text("layer,expert\n" + "".join(f"{layer},{expert}\n" for layer, expert in order))
+    trace = random_trace(2, n_tokens=40, n_layers=2, n_experts=6, top_k=2)
+    columns = {(0, 0): 0, (1, 0): 1}
+    for capacity, per_layer, slots in ((2, True, [2, 2]), (4, False, [4]), ([3, 1], True, [3, 1])):
+        expected, placed = replay("static:file=x", events_of(trace), slots, {0: 6, 1: 6}, order)
+        result = simulate(trace, f"static:file={path}", capacity, per_layer=per_layer, events=True)
+        assert decisions_of(result, columns) == (expected, placed)
+
+
+def test_a_budget_of_its_own_for_each_layer():
+    trace = random_trace(4, n_tokens=80, n_layers=3, n_experts=8, top_k=2)
+    columns = {(layer, 0): layer for layer in range(3)}
+    for policy in ("lru", "cumulative-lfu", "belady", "random:seed=1"):
+        expected, placed = replay(policy, events_of(trace), [1, 0, 5], dict.fromkeys(range(3), 8))
+        result = simulate(trace, policy, [1, 0, 5], per_layer=True, events=True)
+        assert decisions_of(result, columns) == (expected, placed)

@@ -67,13 +67,7 @@ public:
     }
 
     void save(session_state & state) const override {
-        std::vector<int64_t> content;
-        for (const rank_heap & heap : heaps) {
-            for (const ranked_item & entry : heap.all()) {
-                content.push_back(entry.item);
-            }
-        }
-        save_content(state, std::move(content));
+        save_content(state, items_of(heaps));
         state.put("next_use", { next.begin(), next.end() });
     }
 

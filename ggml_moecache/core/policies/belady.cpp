@@ -13,7 +13,6 @@ namespace {
 class belady_ranker {
 public:
     static constexpr bool never_falls = false;
-    static constexpr bool drifts      = false;
 
     belady_ranker(uint32_t n_items, const future & f, int64_t tokens) :
         ahead(f), next(n_items, no_event), horizon_tokens(tokens) {

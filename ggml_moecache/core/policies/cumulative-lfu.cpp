@@ -9,7 +9,6 @@ namespace {
 class cumulative_ranker {
 public:
     static constexpr bool never_falls = true;
-    static constexpr bool drifts      = false;
 
     explicit cumulative_ranker(use_counts c) : counts(std::move(c)) {}
 

@@ -15,7 +15,6 @@ namespace {
 class decayed_ranker {
 public:
     static constexpr bool never_falls = true; // relative to the others; a new epoch rebuilds
-    static constexpr bool drifts      = false;
 
     decayed_ranker(uint32_t n_items, int64_t tokens) : scores(n_items, 0.0), half_life_tokens(tokens) {}
 

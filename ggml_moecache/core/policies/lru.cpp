@@ -10,7 +10,6 @@ namespace {
 class lru_ranker {
 public:
     static constexpr bool never_falls = true;
-    static constexpr bool drifts      = false;
 
     explicit lru_ranker(uint32_t n_items) : last_use(n_items, 0) {}
 

@@ -55,6 +55,15 @@ public:
         down(0);
     }
 
+    // Take `item` out and put `entry` in. REQUIRES: `item` is in the heap.
+    void replace(uint32_t item, const ranked_item & entry) {
+        const size_t index = place[item];
+        const bool   worse = entry.worse_than(entries[index]);
+        place[item]        = absent;
+        entries[index]     = entry;
+        worse ? up(index) : down(index);
+    }
+
     void pop_worst() {
         place[entries.front().item] = absent;
         const ranked_item last      = entries.back();
@@ -132,5 +141,16 @@ private:
     std::vector<ranked_item> entries;
     std::vector<uint32_t> &  place;
 };
+
+// The items of all heaps, in no order.
+inline std::vector<int64_t> items_of(const std::vector<rank_heap> & heaps) {
+    std::vector<int64_t> items;
+    for (const rank_heap & heap : heaps) {
+        for (const ranked_item & entry : heap.all()) {
+            items.push_back(entry.item);
+        }
+    }
+    return items;
+}
 
 } // namespace moecache

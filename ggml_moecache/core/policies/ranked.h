@@ -2,7 +2,6 @@
 //
 // A Ranker is what one policy adds:
 //   static constexpr bool never_falls   the rank of an expert only rises while it is in the content
-//   static constexpr bool drifts        ranks change with time alone, by no rule that changed() could follow
 //   bool begin(event, changed)          the clock moves to the event; changed(item) for each item whose rank thereby
 //                                       fell or rose; true: any rank may have changed
 //   void use(item, event, position)     the event uses `item`, its position-th expert
@@ -50,13 +49,7 @@ public:
     }
 
     void save(session_state & state) const override {
-        std::vector<int64_t> content;
-        for (const rank_heap & heap : heaps) {
-            for (const ranked_item & entry : heap.all()) {
-                content.push_back(entry.item);
-            }
-        }
-        save_content(state, std::move(content));
+        save_content(state, items_of(heaps));
         ranker.save(state);
         filter.save(state);
     }
@@ -88,15 +81,12 @@ private:
                 const rank now = ranker.of(item);
                 best           = best < now ? now : best;
                 any            = true;
-            } else if (!Ranker::never_falls && !Ranker::drifts) {
+            } else if (!Ranker::never_falls) {
                 heap.update(item, ranker.of(item));
             }
         }
         if (!any || n_slots == 0) {
             return false;
-        }
-        if (Ranker::drifts) {
-            heap.rebuild(rank_of);
         }
         if (Ranker::never_falls) {
             heap.settle(rank_of);

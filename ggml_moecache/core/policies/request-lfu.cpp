@@ -9,7 +9,6 @@ namespace {
 class request_ranker {
 public:
     static constexpr bool never_falls = true; // within a request; a new one rebuilds
-    static constexpr bool drifts      = false;
 
     explicit request_ranker(use_counts c) : counts(std::move(c)) {}
 

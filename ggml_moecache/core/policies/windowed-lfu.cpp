@@ -10,7 +10,6 @@ namespace {
 class window_ranker {
 public:
     static constexpr bool never_falls = false;
-    static constexpr bool drifts      = false;
 
     window_ranker(use_counts c, int64_t tokens) : counts(std::move(c)), window_tokens(tokens), queue(1024) {}
 

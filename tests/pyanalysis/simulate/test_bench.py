@@ -45,10 +45,14 @@ def test_arms_agree(path):
     """On a longer stream of made routing too, where the caches evict all the time."""
     pytest.importorskip("libcachesim", reason="the extra 'bench' is not installed")
     for trace in (traces.read_trace(path), bench_growth.made_trace(300, 3, 32)):
-        arms = bench_simulate.throughput(trace, 0.25, 1)
-        hits = {(arm.program, arm.policy): arm.hits for arm in arms}
-        assert hits["libcachesim", "LRU"] == hits["moecache per access", "lru"]
-        assert hits["libcachesim", "LFU"] == hits["moecache per access", "lfu"]
+        arms = bench_simulate.throughput(trace, ["25%", "5"], 1)
+        assert sorted({arm.experts for arm in arms}) == sorted(
+            {5, len(trace.columns[1]) * trace.model["n_experts"] // 4}
+        )
+        for experts in {arm.experts for arm in arms}:
+            hits = {(arm.program, arm.policy): arm.hits for arm in arms if arm.experts == experts}
+            assert hits["libcachesim", "LRU"] == hits["moecache per access", "lru"]
+            assert hits["libcachesim", "LFU"] == hits["moecache per access", "lfu"]
         assert {arm.accesses for arm in arms} == {int((trace.ids >= 0).sum())}
 
 
@@ -79,7 +83,7 @@ def test_program(path, monkeypatch, capsys):
         out = capsys.readouterr().out
         if more:
             figures = json.loads(out)
-            assert [arm["accesses"] for arm in figures["throughput"]] == [320] * 6
+            assert [arm["accesses"] for arm in figures["throughput"]] == [320] * 18
             assert figures["sweep"]["capacities"] == [0, 1, 2, 3, 4]
             assert figures["sweep"]["workers"] == 1
             assert [point["varied"] for point in figures["growth"][::3]] == [
@@ -96,7 +100,6 @@ def test_program(path, monkeypatch, capsys):
     ("more", "message"),
     [
         (["--rounds", "0"], "--rounds must be a whole number of at least 1, got 0"),
-        (["--share", "0"], "--share must be above 0 and at most 1, got 0.0"),
         (["--workers", "0"], "--workers must be a whole number of at least 1, got 0"),
     ],
 )

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from ggml_moecache.errors import BackendError, ConfigError
+from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from pyanalysis import cli, costs, sweep, traces
 from pyanalysis.simulation.cluster import sweep_on_cluster
 
@@ -72,7 +72,9 @@ def test_no_scheduler_there(trace, monkeypatch):
 
 def test_without_the_extra(trace, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ConfigError, match=r"needs the extra 'distributed': pip install 'ggml-moecache\[distributed\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs the extra 'distributed': pip install 'ggml-moecache\[distributed\]'"
+    ):
         sweep_on_cluster("tcp://127.0.0.1:9", [trace], ["lru"], [1])
 
 

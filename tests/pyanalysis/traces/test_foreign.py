@@ -284,3 +284,35 @@ def test_npz_sequences_phase_and_layers(tmp_path):
     assert events(trace) == [(-1, 0, 0, 7, 0, [0, 1], 1), (-1, 0, 1, 7, 1, [2, 1], 2), (-1, 1, 0, 7, 1, [3, 0], 3)]
     assert trace.weights.tolist() == [[0.5, 0.5]] * 3
     assert trace.n_experts(7, "exps") == 4
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES.keys())
+def test_every_tool_takes_them(tmp_path, monkeypatch, capsys, text, expected):
+    monkeypatch.chdir(tmp_path)
+    from pyanalysis import cli
+
+    write(tmp_path, text, "t.csv")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["moecache", "trace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capsys.readouterr().out
+
+    status, out = run("show", "t.csv", "--json")
+    assert status == 0
+    assert json.loads(out)[0]["n_events"] == len(expected)
+    status, out = run("check", "t.csv", "--json")
+    assert (status, json.loads(out)["valid"]) == (0, True)
+    tools = (["convert", "t.csv", "a.jsonl"], ["cut", "t.csv", "b.jsonl", "--requests", "0"])
+    for command in (*tools, ["shuffle", "t.csv", "c.jsonl", "--seed", "1"], ["merge", "t.csv", "a.jsonl", "d.jsonl"]):
+        assert run(*command)[0] == 0, command
+        assert run("check", command[3 if command[0] == "merge" else 2])[0] == 0
+    assert traces.read_trace("d.jsonl").n_events == 2 * len(expected)
+    write(tmp_path, text + "x\n", "bad.csv")
+    assert run("check", "bad.csv")[0] == 1
+    assert run("convert", "bad.csv", "e.jsonl") == (2, "")
+    assert not Path("e.jsonl").exists()
