@@ -61,6 +61,8 @@ def calibrate(setup: Setup) -> dict[str, Any]:
     geometry = read_geometry(ggml, setup.model)
     n_cpus = len(os.sched_getaffinity(0))
     measured = _experts(ggml, geometry, setup, list(setup.threads) or thread_counts(n_cpus))
+    if geometry.second_family:
+        measured.missing["experts of the second family (chexps)"] = "a cost model is of one family"
     n_threads = measured.best_threads
     if ggml.gpu is None:
         measured.missing["decode"] = "there is no GPU"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyanalysis.calibrate.ggml import Ggml
 
 _EXPERT_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
+_SECOND_FAMILY_NAME = re.compile(r"blk\.\d+\.ffn_\w+_chexps\.weight")
 _SPLIT_NAME = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 _GGUF_U32, _GGUF_U16 = 4, 2
 _PADDING_BYTES = 4096  # behind the last matrix: MMQ kernels read past it
@@ -67,12 +68,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The MoE layers of a model; `top_k` experts are used per event."""
+    """The MoE layers that a decoded token goes through (those of an MTP head are none); `top_k` experts per event.
+
+    `second_family`: layers have experts of a second family (chexps) beside these.
+    """
 
     path: Path
     architecture: str
     top_k: int
     layers: tuple[Layer, ...]
+    second_family: bool = False
 
     @property
     def mean_expert_bytes(self) -> int:
@@ -93,20 +98,24 @@ class Geometry:
 def read_geometry(ggml: Ggml, path: Path) -> Geometry:
     """Raises GgmlError if the file is no GGUF of a model with experts of a form that is known."""
     layers: dict[int, dict[str, Matrix]] = {}
-    architecture, top_k = "", 0
+    architecture, top_k, end, second_family = "", 0, 0, False
     for part in _parts(ggml, path):
         with _Gguf(ggml, part) as gguf:
             if part == path:
                 architecture = gguf.text("general.architecture") or "unknown"
                 top_k = gguf.number(f"{architecture}.expert_used_count") or 0
+                end = gguf.number(f"{architecture}.block_count") or 0
+                end -= gguf.number(f"{architecture}.nextn_predict_layers") or 0
+            second_family |= gguf.has_second_family()
             for layer, matrix in gguf.matrices():
-                layers.setdefault(layer, {})[matrix.role] = matrix
+                if layer < end:
+                    layers.setdefault(layer, {})[matrix.role] = matrix
     if not layers or not top_k:
         raise GgmlError(f"{path}: has no experts; there is nothing to calibrate")
     for index, matrices in layers.items():
         if not ("down" in matrices and ("gate_up" in matrices or "up" in matrices)):
             raise GgmlError(f"{path}: layer {index} has expert matrices of an unknown form: {', '.join(matrices)}")
-    return Geometry(path, architecture, top_k, tuple(Layer(i, m) for i, m in sorted(layers.items())))
+    return Geometry(path, architecture, top_k, tuple(Layer(i, m) for i, m in sorted(layers.items())), second_family)
 
 
 def _parts(ggml: Ggml, path: Path) -> list[Path]:
@@ -154,12 +163,19 @@ class _Gguf:
             raise GgmlError(f"{self._path}: {key} is no whole number (GGUF type {kind})")
         return int(readers[kind](self._handle, at))
 
+    def _names(self) -> list[str]:
+        n = self._ggml.gguf_get_n_tensors(self._handle)
+        return [self._ggml.gguf_get_tensor_name(self._handle, i).decode(errors="replace") for i in range(n)]
+
+    def has_second_family(self) -> bool:
+        return any(_SECOND_FAMILY_NAME.fullmatch(name) for name in self._names())
+
     def matrices(self) -> list[tuple[int, Matrix]]:
         """(layer, matrix) of every expert tensor of this file."""
         ggml, found = self._ggml, []
         data = ggml.gguf_get_data_offset(self._handle)
-        for i in range(ggml.gguf_get_n_tensors(self._handle)):
-            name = _EXPERT_NAME.fullmatch(ggml.gguf_get_tensor_name(self._handle, i).decode(errors="replace"))
+        for i, text in enumerate(self._names()):
+            name = _EXPERT_NAME.fullmatch(text)
             ne = ggml.gguf_get_tensor_ne(self._handle, i)[:3]
             if name is None or ne[2] == 1:
                 continue

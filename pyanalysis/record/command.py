@@ -29,8 +29,9 @@ workloads:
                  a text file (one prompt), or a folder of *.txt files
 
 Each workload and number of parallel sequences gets a log of its own, DIR/WORKLOAD/parallel-N, with everything that it
-takes to repeat the run in run.json. Text is not logged. A full ring makes the model wait; a log with lost events is an
-error. Ctrl-C ends the run; what was logged until then stays and is reported."""
+takes to repeat the run in run.json. Prompts are given as they are, without a chat template. Text is not logged. A full
+ring makes the model wait; a log with lost events is an error. Ctrl-C ends the run; what was logged until then stays and
+is reported."""
 
 _EXAMPLES = """\
 examples:

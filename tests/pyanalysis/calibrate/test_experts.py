@@ -36,6 +36,18 @@ def test_geometry_of_the_embedded_model(ggml):
     assert {m.type_name for layer in geometry.layers for m in layer.matrices.values()} == {"q4_0"}
 
 
+def test_layers_that_a_token_does_not_go_through_are_left_out(ggml):
+    """The MTP head is a third layer with experts in the file; the model has two."""
+    path = model_path("qwen35moe-mtp", "F32")
+    assert {t.name.split(".")[1] for t in read_model(path).expert_tensors} == {"0", "1", "2"}
+    assert [layer.index for layer in read_geometry(ggml, path).layers] == [0, 1]
+
+
+def test_a_second_family_is_seen(ggml):
+    assert read_geometry(ggml, model_path("grovemoe", "F32")).second_family
+    assert not read_geometry(ggml, embedded_model()).second_family
+
+
 def test_the_header_is_read_as_the_other_reader_does(ggml):
     tensors = {t.name: t for t in read_model(embedded_model()).expert_tensors}
     for layer in read_geometry(ggml, embedded_model()).layers:
