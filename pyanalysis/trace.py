@@ -88,6 +88,9 @@ def add_parser(commands: Subcommands) -> None:
     cut.add_argument("--tokens", metavar="A:B", help="token_index, likewise")
     cut.add_argument("--layers", metavar="LIST", help="layers by comma, ranges as above: 0,4:8")
     cut.add_argument("--phase", choices=("prefill", "decode"), help="the events of one phase")
+    cut.add_argument(
+        "--no-weights", action="store_true", help="leave out the router's weights, most of a compressed log"
+    )
     shuffle.add_argument("--seed", metavar="N", type=int, required=True, help="whole number of at least 0")
 
 
@@ -201,9 +204,12 @@ def _cut(arguments: argparse.Namespace) -> int:
         tokens=_bounds("--tokens", arguments.tokens),
         layers=_layers(arguments.layers),
         phase=arguments.phase,
+        weights=not arguments.no_weights,
     )
     if selection == edit.Selection():
-        raise ConfigError("cut needs one of --requests, --tokens, --layers, --phase; convert copies everything")
+        raise ConfigError(
+            "cut needs one of --requests, --tokens, --layers, --phase, --no-weights; convert copies everything"
+        )
     return _write(arguments, lambda writer: edit.cut(arguments.log, writer, selection))
 
 

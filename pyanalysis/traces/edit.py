@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which events to keep; None: any. `requests` and `tokens` are (first, end), the end excluded, None: open."""
+    """Which events to keep; None: any. `requests` and `tokens` are (first, end), the end excluded, None: open.
+
+    `weights` False: without the router's weights, which are most of a compressed log and decide nothing in a cache.
+    """
 
     requests: tuple[int | None, int | None] | None = None
     tokens: tuple[int | None, int | None] | None = None
     layers: frozenset[int] | None = None
     phase: str | None = None
+    weights: bool = True
 
     def of(self, table: pa.Table) -> pa.ChunkedArray:
         """Mask of the rows to keep: the events selected, and all lines that are neither events nor the end record."""
@@ -53,6 +57,7 @@ class Selection:
     def as_json(self) -> dict[str, Any]:
         values: dict[str, Any] = {"requests": self.requests, "tokens": self.tokens, "phase": self.phase}
         values["layers"] = None if self.layers is None else sorted(self.layers)
+        values["weights"] = None if self.weights else False
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -78,6 +83,8 @@ def cut(source: Path, writer: Writer, selection: Selection | None, n_experts: in
     n_kept = 0
     for chunk in checked_chunks(reader, structure):
         table = chunk.table if selection is None else chunk.table.filter(selection.of(chunk.table))
+        if selection is not None and not selection.weights:
+            table = _without(table, "router_weights")
         n_kept += pc.sum(pc.equal(table["type"], "event")).as_py() or 0
         writer.write(table)
     metadata = reader.metadata or run_json.blank(structure.run_id or reader.path.stem)
@@ -108,6 +115,11 @@ def _check_whole(source: Path, n_experts: int | None) -> None:
 def _with_experts(metadata: Metadata, n_experts: int) -> Metadata:
     model = run_json.model_of(metadata, 0)
     return {**metadata, "model": {**model, "n_experts": n_experts}}
+
+
+def _without(table: pa.Table, column: str) -> pa.Table:
+    index = SCHEMA.get_field_index(column)
+    return table.set_column(index, SCHEMA.field(index), pa.nulls(table.num_rows, SCHEMA.field(index).type))
 
 
 def end_record(log: Structure | Trace, n_events: int, n_lost: int) -> pa.Table:

@@ -190,7 +190,7 @@ BAD_ARGUMENTS = {
                "a.txt: has no suffix of a trace format that can be written (.jsonl, .parquet, .npz)"),
     "folder_missing": (["convert", "log", "/proc/none/a.npz"], "/proc/none/a.npz: cannot be written"),
     "file_as_folder": (["convert", "log", "log/run.json/x"], "log/run.json/x/routing.jsonl: cannot be written"),
-    "cut_nothing": (["cut", "log", "a.npz"], "cut needs one of --requests, --tokens, --layers, --phase"),
+    "cut_nothing": (["cut", "log", "a.npz"], "cut needs one of --requests, --tokens, --layers, --phase, --no-weights"),
     "cut_words": (["cut", "log", "a.npz", "--tokens", "x"], "--tokens must be A:B, A:, :B or A with whole numbers"),
     "cut_negative": (["cut", "log", "a.npz", "--tokens=-3:"], "--tokens must be A:B, A:, :B or A"),
     "cut_empty": (["cut", "log", "a.npz", "--requests", "4:4"],
