@@ -11,16 +11,16 @@ import ggml_moecache
 from ggml_moecache.errors import BackendError, ConfigError
 from ggml_moecache.gguf_file import read_model
 
-_SIMULATE_EXAMPLES = """\
-examples:
-  moecache bench simulate gpt-oss-20b.npz
-  moecache bench simulate log --capacity 12.5%,50% --rounds 3 --json
-"""
 _EXAMPLES = """\
 examples:
   moecache bench log
   moecache bench log -m model.gguf --capacity all --rounds 6 --options "-p 0 -n 128 -r 3 -t 8"
   moecache bench log --json > log-cost.json
+"""
+_SIMULATE_EXAMPLES = """\
+examples:
+  moecache bench simulate trace.npz
+  moecache bench simulate trace.npz --rounds 5 --growth --json > simulator.json
 """
 
 
@@ -40,37 +40,52 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     log.add_argument("--rounds", type=int, default=4, help="rounds over both arms (default: %(default)s)")
     log.add_argument("--options", default="-p 0 -n 128 -r 3", help="options of llama-bench (default: %(default)s)")
     log.add_argument("--json", action="store_true", help="print the figures of every round as JSON")
+    _add_simulate(tools)
+
+
+def _add_simulate(tools: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
     simulate = tools.add_parser(
         "simulate",
-        help="the simulator: beside libCacheSim on the same requests, and a sweep",
-        description="Speed of the simulator: lru and cumulative-lfu at one capacity beside libCacheSim's LRU and LFU "
-        "on the same requests, in turn; then a sweep of eight policies over 33 capacities, and over parts of it.",
+        help="the simulator beside libcachesim on the same accesses, and a sweep of 8 policies at 33 capacities",
+        description="Throughput of the simulator beside libcachesim, and time and memory of a whole sweep.",
         epilog=_SIMULATE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    simulate.add_argument("trace", metavar="TRACE", type=Path, help="a trace that moecache trace reads")
+    simulate.add_argument("trace", metavar="TRACE", type=Path, help="any trace that moecache trace reads")
     simulate.add_argument(
-        "--capacity", default="12.5%,25%,50%", help="of the comparison, all layers together (default: 12.5%%,25%%,50%%)"
+        "--capacity",
+        metavar="LIST",
+        default="12.5%,25%,50%",
+        help="of the throughput part, all layers together (default: 12.5%%,25%%,50%%)",
     )
-    simulate.add_argument("--rounds", type=int, default=5, help="rounds over both arms (default: %(default)s)")
-    simulate.add_argument("--json", action="store_true", help="print the figures of every round as JSON")
+    simulate.add_argument("--rounds", type=int, default=3, help="rounds over all arms (default: %(default)s)")
+    simulate.add_argument("--workers", metavar="N", type=int, help="threads of the sweep (default: every CPU)")
+    simulate.add_argument("--growth", action="store_true", help="also how a sweep grows with its sizes, on made traces")
+    simulate.add_argument("--json", action="store_true", help="print every figure as JSON")
 
 
 def run(given: argparse.Namespace) -> int:
     """Run the measurement and print its table. Raises MoeCacheError for anything that cannot work."""
-    return _run_simulate(given) if given.tool == "simulate" else _run_log(given)
+    return _simulate(given) if given.tool == "simulate" else _log(given)
 
 
-def _run_simulate(given: argparse.Namespace) -> int:
-    from pyanalysis import bench_simulate, traces  # noqa: PLC0415 - each command imports only what it needs
+def _simulate(given: argparse.Namespace) -> int:
+    from pyanalysis import bench_growth, bench_simulate  # noqa: PLC0415 - each command imports only what it needs
+    from pyanalysis.traces import read_trace  # noqa: PLC0415
+    from pyanalysis.traces.formats import the_log  # noqa: PLC0415
 
-    measured = bench_simulate.measure(traces.read_trace(given.trace), given.capacity.split(","), given.rounds)
-    print(bench_simulate.report(measured, as_json=given.json))
-    sys.stdout.flush()
+    for name, least in (("rounds", 1), ("workers", 1)):
+        value = getattr(given, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} must be a whole number of at least {least}, got {value}")
+    arms = bench_simulate.throughput(read_trace(given.trace), given.capacity.split(","), given.rounds)
+    swept = bench_simulate.measured_sweep(the_log(given.trace), given.workers)
+    grown = bench_growth.growth(given.workers) if given.growth else []
+    print((bench_simulate.as_json if given.json else bench_simulate.as_text)(arms, swept, grown))
     return 0
 
 
-def _run_log(given: argparse.Namespace) -> int:
+def _log(given: argparse.Namespace) -> int:
     from pyanalysis import bench_log  # noqa: PLC0415 - each command imports only what it needs
     from pyanalysis import run as program  # noqa: PLC0415
     from pyanalysis.llama_bench import BenchError  # noqa: PLC0415

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
-from pyanalysis import bench, trace
+from pyanalysis import bench, simulate_command, trace
+from pyanalysis.calibrate import command as calibrate
+from pyanalysis.record import command as record
 
 _RUN_HELP = """\
 usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR [--top1-every N]] [--show-command]
@@ -46,7 +48,10 @@ examples:
   moecache doctor --json | jq .verdict
   moecache config
   moecache trace show log
+  moecache simulate log --policy lru,cumulative-lfu,belady --capacity 10%,25%,50% --per-layer
   moecache bench log -m model.gguf
+  moecache record --workload long,heterogeneous
+  moecache calibrate -m model.gguf -o my-machine.json
 """
 
 
@@ -76,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
     trace.add_parser(commands)
+    simulate_command.add_parser(commands)
     bench.add_parser(commands)
+    record.add_parser(commands)
+    calibrate.add_parser(commands)
     return parser
 
 
@@ -129,8 +137,15 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(parsed.model, as_json=parsed.json)
     if parsed.command == "config":
         return _config(as_json=parsed.json)
-    if parsed.command in ("trace", "bench"):
-        return trace.run(parsed) if parsed.command == "trace" else bench.run(parsed)
+    tools = {
+        "trace": trace.run,
+        "simulate": simulate_command.run,
+        "bench": bench.run,
+        "record": record.run,
+        "calibrate": calibrate.run,
+    }
+    if parsed.command in tools:
+        return tools[parsed.command](parsed)
     parser.print_help(sys.stderr)
     return 2
 

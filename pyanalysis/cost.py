@@ -3,6 +3,9 @@
 Time of an event of n experts, h of them hits: other_layer_ns + max(h * gpu_hit_ns, cpu), where cpu is 0 without a
 miss, else cpu_event_ns + (n - h) * cpu_miss_ns: the CPU computes the misses beside the GPU. A token costs
 other_token_ns on top. A copy occupies the one copy queue for copy_latency_ns + bytes / copy_bandwidth_bytes_per_s.
+
+`moecache calibrate` writes such a file; a cost that it could not measure is null there, and the file is then refused:
+no time follows from it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class CostModel:
     other_token_ns: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.to_json(), "CostModel")
+        value = self.to_json()
+        check(value, "CostModel")
+        _refuse_nulls(value, "CostModel")
 
     def event_ns(self, n_experts: int, n_hits: int) -> float:
         """Time of an event, by the formula above."""
@@ -73,9 +78,10 @@ def load(path: str | Path) -> CostModel:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
-    _check(value, str(path))
-    del value["format"]
-    return CostModel(**{**value, "sources": tuple(value["sources"])})
+    check(value, str(path))
+    _refuse_nulls(value, str(path))
+    costs = {name: value[name] for name in value if name not in ("format", "calibration")}
+    return CostModel(**{**costs, "sources": tuple(value["sources"])})
 
 
 @functools.cache
@@ -83,8 +89,18 @@ def _validator() -> Any:  # noqa: ANN401 - jsonschema has no types
     return jsonschema.Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
 
 
-def _check(value: object, place: str) -> None:
+def check(value: object, place: str) -> None:
+    """Raises ConfigError, which names `place`, field and rule, if `value` is not as the schema says."""
     error = jsonschema.exceptions.best_match(_validator().iter_errors(value))
     if error is not None:
         field = ".".join(map(str, error.absolute_path)) or "the cost model"
         raise ConfigError(f"{place}: {field}: {error.message}")
+
+
+def _refuse_nulls(value: dict[str, Any], place: str) -> None:
+    missing = [name for name in (*COSTS, "copy_bandwidth_bytes_per_s") if name in value and value[name] is None]
+    if missing:
+        raise ConfigError(
+            f"{place}: {', '.join(missing)}: null, which means not measured; no time follows from this file. Run "
+            "moecache calibrate on the machine with the GPU, or write the figures in."
+        )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ggml_moecache
 from ggml_moecache._probe import devices_of
@@ -154,13 +155,18 @@ def describe_log(folder: Path, model: Path) -> None:
         "sha256": file_sha256(file.path),
     }
     metadata["model"] = described
+    replace_run_json(path, metadata)
+
+
+def replace_run_json(path: Path, metadata: dict[str, Any]) -> None:
+    """Write a run.json anew, as a whole. Raises ConfigError if it cannot be written; the old one then stays."""
     temporary = path.with_name("run.json.tmp")
     try:
         temporary.write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise ConfigError(f"{path} could not be completed with the model's file: {error.strerror}") from None
+        raise ConfigError(f"{path} could not be completed: {error.strerror}") from None
 
 
 def program_dir() -> Path:

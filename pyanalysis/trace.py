@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - has no public name
 
 _EXAMPLES = """\
-A LOG is routing.jsonl, its Parquet or npz form, or a directory that GGML_MOECACHE_LOG has written. traces/FORMAT.md
-describes all of them. A FILE without suffix is made a directory with run.json and routing.jsonl.
+A LOG is routing.jsonl, its Parquet or npz form, a directory that GGML_MOECACHE_LOG has written, or another program's
+trace: CSV of llama-moe-trace (pos,layer,id0,...), CSV route_trace v1, JSON Lines {"tok":n,"layers":[[ids],...]}, numpy
+archives. It is recognised by its content; traces/FORMAT.md and traces/FOREIGN.md describe all of them. A FILE becomes
+what its suffix says: .jsonl, .parquet, .npz. Without one it is a directory with run.json and routing.jsonl.
 
 examples:
   moecache trace show log
   moecache trace show log --json | jq '.[0].overlap'
   moecache trace check log
   moecache trace convert log/routing.jsonl routing.parquet
+  moecache trace convert moe-trace.csv log --experts 128
   moecache trace cut log short.parquet --requests 0:10 --tokens :512 --layers 0,4:8 --phase decode
   moecache trace merge log/routing.jsonl log/routing-1.jsonl both.parquet
   moecache trace shuffle log shuffled.parquet --seed 1
@@ -64,7 +67,7 @@ def add_parser(commands: Subcommands) -> None:
     )
     check.add_argument("log", metavar="LOG", type=Path)
     check.add_argument("--json", action="store_true", help="print one JSON object with every problem")
-    convert = tool("convert", "between JSON Lines, Parquet and npz, by suffix", "log routing.parquet")
+    convert = tool("convert", "any trace to JSON Lines, Parquet or npz, by suffix", "log routing.parquet")
     cut = tool(
         "cut", "the events of some requests, positions, layers or of one phase", "log out.parquet --tokens 0:512"
     )
@@ -76,12 +79,18 @@ def add_parser(commands: Subcommands) -> None:
     for parser in (convert, cut, merge, shuffle):
         parser.add_argument("out", metavar="FILE", type=Path)
         parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    convert.add_argument(
+        "--experts", metavar="N", type=int, help="experts per layer, for a trace that does not say; its ids are checked"
+    )
     cut.add_argument(
         "--requests", metavar="A:B", help="request_id from A to B - 1; one may be left out; A alone: that one"
     )
     cut.add_argument("--tokens", metavar="A:B", help="token_index, likewise")
     cut.add_argument("--layers", metavar="LIST", help="layers by comma, ranges as above: 0,4:8")
     cut.add_argument("--phase", choices=("prefill", "decode"), help="the events of one phase")
+    cut.add_argument(
+        "--no-weights", action="store_true", help="leave out the router's weights, most of a compressed log"
+    )
     shuffle.add_argument("--seed", metavar="N", type=int, required=True, help="whole number of at least 0")
 
 
@@ -182,7 +191,9 @@ def _write(arguments: argparse.Namespace, work: Callable[[Writer], list[str]]) -
 def _convert(arguments: argparse.Namespace) -> int:
     from pyanalysis.traces import edit  # noqa: PLC0415
 
-    return _write(arguments, lambda writer: edit.copy(arguments.log, writer))
+    if arguments.experts is not None and arguments.experts < 1:
+        raise ConfigError(f"--experts must be a whole number of at least 1, got {arguments.experts}")
+    return _write(arguments, lambda writer: edit.copy(arguments.log, writer, arguments.experts))
 
 
 def _cut(arguments: argparse.Namespace) -> int:
@@ -193,9 +204,12 @@ def _cut(arguments: argparse.Namespace) -> int:
         tokens=_bounds("--tokens", arguments.tokens),
         layers=_layers(arguments.layers),
         phase=arguments.phase,
+        weights=not arguments.no_weights,
     )
     if selection == edit.Selection():
-        raise ConfigError("cut needs one of --requests, --tokens, --layers, --phase; convert copies everything")
+        raise ConfigError(
+            "cut needs one of --requests, --tokens, --layers, --phase, --no-weights; convert copies everything"
+        )
     return _write(arguments, lambda writer: edit.cut(arguments.log, writer, selection))
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # llama_model_default_params is replaced while one Llama is constructed; two at a time would each take the other's
 # replacement for the original.
 _construction_lock = threading.Lock()
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 
 
 def import_llama_cpp() -> Any:  # noqa: ANN401 - a module that need not be installed
@@ -41,6 +42,14 @@ def import_llama_cpp() -> Any:  # noqa: ANN401 - a module that need not be insta
         ) from error
 
 
+def load_backends() -> tuple[Any, _plugin.Registry]:
+    """llama_cpp, and GGML's registry with llama.cpp's own backends loaded. Raises as load_model does."""
+    module = import_llama_cpp()
+    registry = _plugin.Registry()
+    registry.load_stock_backends(llama_library_dir() or Path(str(module.__file__)).parent / "lib")
+    return module, registry
+
+
 def check_capacity(capacity: int | str | None) -> str | None:
     """The plugin's spelling of `capacity`, None as it is. Raises ConfigError unless it is None, 0 or 'all'."""
     if capacity is None:
@@ -48,6 +57,14 @@ def check_capacity(capacity: int | str | None) -> str | None:
     if (isinstance(capacity, int) and not isinstance(capacity, bool) and capacity == 0) or capacity in ("0", "all"):
         return str(capacity)
     raise ConfigError(f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead.")
+
+
+def _check_n_seq_max(n_seq_max: object) -> None:
+    if not isinstance(n_seq_max, int) or isinstance(n_seq_max, bool) or not 1 <= n_seq_max <= MAX_SEQUENCES:
+        raise ConfigError(
+            f"The 'n_seq_max' parameter of load_model must be a whole number from 1 to {MAX_SEQUENCES}. "
+            f"Got {n_seq_max!r} instead."
+        )
 
 
 def _check_live_log(settings: dict[str, str]) -> None:
@@ -121,10 +138,11 @@ def _construct(
     arguments: dict[str, Any],
     *,
     top1: Top1Recorder | None,
+    n_seq_max: int,
 ) -> Llama:
     """Construct a Llama on `device`: llama.cpp's parameters have the field, Llama() has no argument for it.
 
-    The same holds for the eval callback of `top1`.
+    The same holds for the eval callback of `top1` and for `n_seq_max`.
 
     The plugin's settings are those of the process, so they are set and taken back under the same lock.
     """
@@ -141,13 +159,16 @@ def _construct(
                 params.devices = ctypes.cast(devices, ctypes.c_void_p).value
             return params
 
-        def observed() -> Any:  # noqa: ANN401 - the same
+        def with_our_fields() -> Any:  # noqa: ANN401 - the same
             params = original_context()
-            if callback is not None and threading.get_ident() == this_thread:
-                params.cb_eval = callback
+            if threading.get_ident() == this_thread:
+                params.n_seq_max = n_seq_max
+                params.kv_unified = n_seq_max > 1  # or llama.cpp cuts a ubatch where ids of sequences have a gap
+                if callback is not None:
+                    params.cb_eval = callback
             return params
 
-        low_level.llama_model_default_params, low_level.llama_context_default_params = on_device, observed
+        low_level.llama_model_default_params, low_level.llama_context_default_params = on_device, with_our_fields
         known = _context_ids()
         try:
             llm: Llama = llama_class(str(path), **arguments)
@@ -174,6 +195,7 @@ def load_model(
     log_full: str | None = None,
     live_log: bool = False,
     log_top1_every: int | None = None,
+    n_seq_max: int = 1,
     **llama_kwargs: Any,  # noqa: ANN401 - Llama's own arguments
 ) -> Llama:
     """Load a GGUF model on a MoECache device and return a normal `llama_cpp.Llama`.
@@ -200,6 +222,9 @@ def load_model(
         that the final norm and LM head would give from that layer's hidden state: column `top1_token` of the log.
         The graph is cut behind each of these layers and the host computes the logits from a float32 copy of the LM
         head (4 bytes * vocabulary * embedding length), so such a run gives no timings; a full ring makes it wait.
+    n_seq_max
+        Sequences that the context can hold at once, for llama-cpp-python's low-level batches (Llama's own methods use
+        sequence 0 only). More than 1 share a KV cache of `n_ctx` cells.
     **llama_kwargs
         Arguments of `llama_cpp.Llama`. Two defaults differ from its own: `n_gpu_layers=-1` (all layers on the device)
         and `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second
@@ -208,9 +233,9 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` is neither 0 nor 'all', a setting of the log is out of its range or excludes another, the folder of
-        `log` cannot take a log, or
-        `log_top1_every` does not know how this model makes logits of a hidden state.
+        `capacity` is neither 0 nor 'all', `n_seq_max` is no number of sequences, a setting of the log is out of its
+        range or excludes another, the folder of `log` cannot take a log, or `log_top1_every` does not know how this
+        model makes logits of a hidden state.
     ModelFileError
         The file is missing, truncated or not a GGUF.
     MissingDependencyError
@@ -238,10 +263,9 @@ def load_model(
         )
         if value is not None
     }
+    _check_n_seq_max(n_seq_max)
     file = read_model(embedded_model() if path is None else path)
-    module = import_llama_cpp()
-    registry = _plugin.Registry()
-    registry.load_stock_backends(llama_library_dir() or Path(str(module.__file__)).parent / "lib")
+    module, registry = load_backends()
     registry.load_plugin()
     _check_live_log(settings)
     address = registry.device(device)
@@ -262,7 +286,7 @@ def load_model(
     if log is not None or _plugin.config_get("GGML_MOECACHE_LOG"):
         describe_run(file, seed=llama_kwargs.get("seed"), top1_every=log_top1_every)
     try:
-        return _construct(module.Llama, address, file.path, settings, arguments, top1=top1)
+        return _construct(module.Llama, address, file.path, settings, arguments, top1=top1, n_seq_max=n_seq_max)
     except ValueError as error:
         if "load model" not in str(error) and "create llama_context" not in str(error):
             raise  # an argument that Llama refuses

@@ -220,7 +220,17 @@ static void bind_results(nb::module_ & m) {
         .def_rw("victim_agreement", &sim_options::victim_agreement)
         .def_rw("log", &sim_options::log)
         .def_prop_rw(
-            "costs", [](const sim_options &) { return nb::none(); },
+            "costs",
+            [](const sim_options & o) {
+                const sim_costs & c = o.costs;
+                return std::vector<double> { c.cpu_miss_ns,
+                                             c.cpu_event_ns,
+                                             c.gpu_hit_ns,
+                                             c.other_layer_ns,
+                                             c.other_token_ns,
+                                             c.copy_latency_ns,
+                                             c.copy_bandwidth_bytes_per_s };
+            },
             [](sim_options & o, const std::vector<double> & c) {
                 if (c.size() != 7) {
                     throw std::invalid_argument("costs must be seven numbers");

@@ -45,6 +45,11 @@ void request_tracker::set_request_id(uint64_t request_id) {
     next_id    = by_hand ? std::max(next_id, request_id + 1) : next_id;
 }
 
+// A cell that is freed and written by another request holds another token than the one that is remembered.
+bool request_tracker::wrote_last(const request & known, int64_t cell) const {
+    return static_cast<size_t>(cell) < writers.size() && writers[static_cast<size_t>(cell)] == known.id + 1;
+}
+
 bool request_tracker::follows(const request & known, int32_t position, size_t token,
                               const attention_view * attention) const {
     if (by_hand) {
@@ -60,6 +65,9 @@ bool request_tracker::follows(const request & known, int32_t position, size_t to
         return false;
     }
     const int64_t before = known.cell_at(position - 1);
+    if (before >= 0 && !wrote_last(known, before)) {
+        return false;
+    }
     if (attention->streams) {
         return before >= 0 && attention->cells[token] == before + 1;
     }
@@ -156,7 +164,11 @@ void request_tracker::assign(const int32_t * positions, size_t n_tokens, std::ve
                                           }),
                            requests.end());
         }
-        request & owner                      = find(position, i, attention);
+        request & owner = find(position, i, attention);
+        if (cell >= 0) {
+            writers.resize(std::max(writers.size(), static_cast<size_t>(cell) + 1));
+            writers[static_cast<size_t>(cell)] = owner.id + 1;
+        }
         owner.last_position                  = position;
         owner.cells[position % n_remembered] = cell;
         owner.first_remembered               = std::min(owner.first_remembered, position);

@@ -3,13 +3,13 @@
 //
 // A token at position 0 begins a new request. Any other token continues the request that has the position before it
 // (its newest, or one of the last few: speculative decoding takes rejected tokens back) in a KV cell that the token may
-// look at; a cell that is written anew ends the request whose newest token lay there. With several KV streams the cells
-// of a stream follow each other, so the token continues the request whose newest cell is the one before. Where cells do
-// not tell, positions alone decide: then the request of the token before in the ubatch is taken first, unless every
-// request of the ubatch before gets one token; else a request of the ubatch before, of several (sequences in step) the
-// one whose turn came first, which is the order that llama.cpp's programs keep. A token that continues nothing (a
-// restored state, a shifted context) begins a new request too. An id that was set by hand takes every following token,
-// until another one is.
+// look at and that no other request has written since; a cell that is written anew ends the request whose newest token
+// lay there. With several KV streams the cells of a stream follow each other, so the token continues the request whose
+// newest cell is the one before. Where cells do not tell, positions alone decide: then the request of the token before
+// in the ubatch is taken first, unless every request of the ubatch before gets one token; else a request of the ubatch
+// before, of several (sequences in step) the one whose turn came first, which is the order that llama.cpp's programs
+// keep. A token that continues nothing (a restored state, a shifted context) begins a new request too. An id that was
+// set by hand takes every following token, until another one is.
 //
 // Nor is it told which tokens were generated. A prompt's logits are wanted of its last token only, those of a draft of
 // every token. A program that wants the logits of a whole prompt (perplexity) never shows a token that is no output, so
@@ -77,18 +77,20 @@ private:
 
     bool      follows(const request & known, int32_t position, size_t token, const attention_view * attention) const;
     bool      better(const request & a, const request & b) const;
+    bool      wrote_last(const request & known, int64_t cell) const;
     request * best(int32_t position, size_t token, const attention_view * attention);
     request & find(int32_t position, size_t token, const attention_view * attention);
     void      set_phases(std::vector<token_info> & tokens, const std::vector<int32_t> * outputs);
 
-    std::vector<request> requests;
-    uint64_t             next_id       = 0;
-    uint64_t             n_assigned    = 0;
-    uint64_t             n_batches     = 0;
-    int32_t              next_position = 0; // without positions
-    bool                 by_hand       = false;
-    bool                 in_step       = false; // every request of the ubatch before gets one token
-    uint64_t             id_by_hand    = 0;
+    std::vector<request>  requests;
+    std::vector<uint64_t> writers; // by KV cell: 1 + id of the request that wrote it last, 0: none that is known
+    uint64_t              next_id       = 0;
+    uint64_t              n_assigned    = 0;
+    uint64_t              n_batches     = 0;
+    int32_t               next_position = 0; // without positions
+    bool                  by_hand       = false;
+    bool                  in_step       = false; // every request of the ubatch before gets one token
+    uint64_t              id_by_hand    = 0;
 };
 
 } // namespace moecache

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyanalysis.traces import metadata as run_json
+from pyanalysis.traces.check import check_trace
 from pyanalysis.traces.errors import TraceError
-from pyanalysis.traces.formats import checked_chunks, open_reader, read_trace
-from pyanalysis.traces.log import Structure
+from pyanalysis.traces.formats import checked_chunks, format_of, load_trace, open_reader, read_trace, the_log
+from pyanalysis.traces.log import Structure, raise_problem
 from pyanalysis.traces.table import SCHEMA
 
 if TYPE_CHECKING:
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which events to keep; None: any. `requests` and `tokens` are (first, end), the end excluded, None: open."""
+    """Which events to keep; None: any. `requests` and `tokens` are (first, end), the end excluded, None: open.
+
+    `weights` False: without the router's weights, which are most of a compressed log and decide nothing in a cache.
+    """
 
     requests: tuple[int | None, int | None] | None = None
     tokens: tuple[int | None, int | None] | None = None
     layers: frozenset[int] | None = None
     phase: str | None = None
+    weights: bool = True
 
     def of(self, table: pa.Table) -> pa.ChunkedArray:
         """Mask of the rows to keep: the events selected, and all lines that are neither events nor the end record."""
@@ -52,28 +57,39 @@ class Selection:
     def as_json(self) -> dict[str, Any]:
         values: dict[str, Any] = {"requests": self.requests, "tokens": self.tokens, "phase": self.phase}
         values["layers"] = None if self.layers is None else sorted(self.layers)
+        values["weights"] = None if self.weights else False
         return {name: value for name, value in values.items() if value is not None}
 
 
-def copy(source: Path, writer: Writer) -> list[str]:
-    """Write the trace `source` as it is, streamed. Returns the reader's notes. Raises TraceError."""
-    return cut(source, writer, None)
+def copy(source: Path, writer: Writer, n_experts: int | None = None) -> list[str]:
+    """Write the trace `source` as it is, streamed. Returns the reader's notes.
+
+    `n_experts` (per layer) goes into the metadata of a trace that does not know it, and its ids are checked against it.
+    Raises TraceError.
+    """
+    return cut(source, writer, None, n_experts)
 
 
-def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
+def cut(source: Path, writer: Writer, selection: Selection | None, n_experts: int | None = None) -> list[str]:
     """Write the selected events of `source`, streamed. Returns the reader's notes.
 
-    Overflow, residency and unknown lines stay; the end record counts what is left. Raises TraceError, also if nothing
-    is left.
+    Overflow, residency and unknown lines stay; the end record counts what is left. A trace of another program is
+    checked as a whole before anything is written. Raises TraceError, also if nothing is left.
     """
+    if n_experts is not None or not format_of(the_log(source)).is_log:
+        _check_whole(source, n_experts)
     reader = open_reader(source)
     structure = Structure(reader.path)
     n_kept = 0
     for chunk in checked_chunks(reader, structure):
         table = chunk.table if selection is None else chunk.table.filter(selection.of(chunk.table))
+        if selection is not None and not selection.weights:
+            table = _without(table, "router_weights")
         n_kept += pc.sum(pc.equal(table["type"], "event")).as_py() or 0
         writer.write(table)
     metadata = reader.metadata or run_json.blank(structure.run_id or reader.path.stem)
+    if n_experts is not None:
+        metadata = _with_experts(metadata, n_experts)
     if selection is not None:
         if n_kept == 0:
             raise TraceError(reader.path, None, f"nothing is left: none of {structure.n_events:,} events is selected")
@@ -84,6 +100,26 @@ def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
             metadata = _with_layers(metadata, structure.context_id, selection.layers)
     writer.finish(metadata)
     return [*reader.notes, *structure.notes()]
+
+
+def _check_whole(source: Path, n_experts: int | None) -> None:
+    trace = load_trace(open_reader(source))
+    if n_experts is not None:
+        known = trace.model["n_experts"]
+        if known not in (None, n_experts):
+            raise TraceError(trace.path, None, f"has {known} experts per layer, not {n_experts}")
+        trace = replace(trace, metadata=_with_experts(trace.metadata, n_experts))
+    check_trace(trace, raise_problem)
+
+
+def _with_experts(metadata: Metadata, n_experts: int) -> Metadata:
+    model = run_json.model_of(metadata, 0)
+    return {**metadata, "model": {**model, "n_experts": n_experts}}
+
+
+def _without(table: pa.Table, column: str) -> pa.Table:
+    index = SCHEMA.get_field_index(column)
+    return table.set_column(index, SCHEMA.field(index), pa.nulls(table.num_rows, SCHEMA.field(index).type))
 
 
 def end_record(log: Structure | Trace, n_events: int, n_lost: int) -> pa.Table:

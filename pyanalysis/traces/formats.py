@@ -1,21 +1,24 @@
 """The table of trace formats, and opening a trace whatever its format.
 
-To add a format: a file with its Reader (and Writer), one line in FORMATS, a section in traces/FORMAT.md.
+To add a format: a file with its Reader (and Writer), one line in FORMATS, a section in traces/FORMAT.md, or in
+traces/FOREIGN.md if it is another program's.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyanalysis.traces import metadata as run_json
+from pyanalysis.traces import moe_trace_csv, route_trace_csv, token_jsonl
 from pyanalysis.traces.check import check_trace
 from pyanalysis.traces.errors import TraceError
 from pyanalysis.traces.event import Event
+from pyanalysis.traces.foreign import shown_text
 from pyanalysis.traces.jsonl import JsonlReader, JsonlWriter
-from pyanalysis.traces.log import Structure, raise_problem
+from pyanalysis.traces.log import Structure, WholeReader, raise_problem
 from pyanalysis.traces.npz import NpzReader, NpzWriter
 from pyanalysis.traces.parquet import ParquetReader, ParquetWriter
 from pyanalysis.traces.progress import Progress
@@ -28,20 +31,41 @@ if TYPE_CHECKING:
     from pyanalysis.traces.log import Chunk, OnProblem, Reader, Writer
 
 _LOG_NAME = re.compile(r"routing(?:-(\d+))?\.jsonl")
+_HEAD_BYTES = 1 << 16  # enough for the first line of any of these formats
+
+
+def _is_log(head: bytes) -> bool:
+    line = head.split(b"\n", 1)[0]
+    return line.startswith(b"{") and b'"type"' in line
+
+
+def _is_parquet(head: bytes) -> bool:
+    return head.startswith(b"PAR1")
+
+
+def _is_archive(head: bytes) -> bool:
+    return head.startswith(b"PK\x03\x04")
 
 
 @dataclass(frozen=True)
 class Format:
+    """`recognises`: whether a file with these first bytes is one. `writer` None: read only, convert it to ours."""
+
     suffix: str
     summary: str
+    recognises: Callable[[bytes], bool]
     reader: Callable[[Path], Reader]
-    writer: type[JsonlWriter | ParquetWriter | NpzWriter]
+    writer: type[JsonlWriter | ParquetWriter | NpzWriter] | None = None
+    is_log: bool = False  # a routing log with all its lines, streamed; the others hold decisions only
 
 
 FORMATS = (
-    Format(".jsonl", "routing log, JSON Lines", JsonlReader, JsonlWriter),
-    Format(".parquet", "routing log, Parquet", ParquetReader, ParquetWriter),
-    Format(".npz", "routing decisions, numpy arrays", NpzReader, NpzWriter),
+    Format(".jsonl", "routing log, JSON Lines", _is_log, JsonlReader, JsonlWriter, is_log=True),
+    Format(".parquet", "routing log, Parquet", _is_parquet, ParquetReader, ParquetWriter, is_log=True),
+    Format(".npz", "routing decisions, numpy arrays", _is_archive, NpzReader, NpzWriter),
+    Format(".csv", "route_trace v1", route_trace_csv.recognises, route_trace_csv.RouteTraceReader),
+    Format(".csv", "llama-moe-trace", moe_trace_csv.recognises, moe_trace_csv.MoeTraceReader),
+    Format(".jsonl", "tokens with layers, JSON Lines", token_jsonl.recognises, token_jsonl.TokenJsonlReader),
 )
 
 
@@ -78,17 +102,33 @@ def _how_to_choose(logs: list[Path]) -> str:
     return "name one of them, or put the devices of one context together with moecache trace merge"
 
 
-def _format_of(path: Path) -> Format:
+def format_of(path: Path) -> Format:
+    """The format of a file by its first bytes; where they tell nothing, by its suffix, whose reader says what is wrong.
+
+    Raises TraceError.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise TraceError(path, None, f"cannot be read: {error.strerror}") from None
     for known in FORMATS:
-        if path.suffix == known.suffix:
+        if known.recognises(head):
             return known
-    raise TraceError(path, None, f"has no suffix of a trace format ({', '.join(f.suffix for f in FORMATS)})")
+    for known in FORMATS:
+        if path.suffix == known.suffix and known.writer is not None:
+            return known
+    if not head:
+        raise TraceError(path, None, "is empty")
+    begins = shown_text(head.split(b"\n", 1)[0])
+    names = ", ".join(dict.fromkeys(known.summary for known in FORMATS))
+    raise TraceError(path, 1, f"is no trace of a known format ({names}); it begins with {begins}")
 
 
 def open_reader(path: str | Path) -> Reader:
-    """The trace at `path`: a file of a known suffix, or a directory with one log. Raises TraceError."""
+    """The trace at `path`: a file of any format in FORMATS, or a directory with one log. Raises TraceError."""
     log = the_log(path)
-    return _format_of(log).reader(log)
+    return format_of(log).reader(log)
 
 
 def open_writer(path: str | Path, *, force: bool = False) -> Writer:
@@ -101,7 +141,11 @@ def open_writer(path: str | Path, *, force: bool = False) -> Writer:
         if path.is_file():
             raise TraceError(path, None, "exists and is a file; a name without suffix is a directory to write")
         path = path / "routing.jsonl"
-    return _format_of(path).writer(path, force=force)
+    for known in FORMATS:
+        if path.suffix == known.suffix and known.writer is not None:
+            return known.writer(path, force=force)
+    written = ", ".join(known.suffix for known in FORMATS if known.writer is not None)
+    raise TraceError(path, None, f"has no suffix of a trace format that can be written ({written})")
 
 
 def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem = raise_problem) -> Iterator[Chunk]:
@@ -120,6 +164,10 @@ def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem =
 def load_trace(reader: Reader, on_problem: OnProblem = raise_problem) -> Trace:
     """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that)."""
     structure = Structure(reader.path)
+    if isinstance(reader, WholeReader):
+        trace = reader.trace(on_problem)  # lines made of it would become columns again
+        structure.complete = trace.complete
+        return replace(trace, notes=(*reader.notes, *structure.notes()))
     builder = TraceBuilder()
     for chunk in checked_chunks(reader, structure, on_problem):
         builder.add(chunk.table, chunk.lines)

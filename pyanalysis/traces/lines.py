@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SHOWN_CHARACTERS = 40
-_LARGEST_FLOAT32 = 3.4028235677973366e38  # halfway to the next power of two: what rounds to a finite float32
+LARGEST_FLOAT32 = 3.4028235677973366e38  # halfway to the next power of two: what rounds to a finite float32
 _INT_LIMITS = {"int32": 2**31, "int64": 2**63}
 
 
@@ -41,7 +41,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_weight(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < _LARGEST_FLOAT32  # type: ignore[arg-type] # a number by now
+    return type(value) in (int, float) and abs(value) < LARGEST_FLOAT32  # type: ignore[arg-type] # a number by now
 
 
 def _is_pair(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyanalysis.traces.metadata import Metadata
+    from pyanalysis.traces.trace import Trace
 
     Lines = np.ndarray[Any, np.dtype[np.int64]]
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -49,6 +50,15 @@ class Reader(Protocol):
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:
         """Valid lines only; the others go to `on_problem`. Memory is bounded by the chunk."""
+        ...
+
+
+@runtime_checkable
+class WholeReader(Reader, Protocol):
+    """A reader that has the whole trace as columns anyway; its chunks are made of them."""
+
+    def trace(self, on_problem: OnProblem) -> Trace:
+        """The columns, lines checked; no event is a problem too. `notes` is complete after it."""
         ...
 
 

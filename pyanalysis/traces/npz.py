@@ -57,10 +57,12 @@ class NpzReader:
         else:
             self.metadata = self._own_metadata()
             self.notes.append("no run.json in the archive: model and settings are not known")
+        n_holes = int((self._arrays["ids"][:, :, 0] < 0).sum())
+        if n_holes and "n_lost" not in self._arrays:
+            self.notes.append(f"{n_holes:,} events are not recorded (-1) and count as lost")
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:
-        del on_problem  # what an archive can have wrong is found when it is opened, or by check_trace
-        trace = self._trace()
+        trace = self.trace(on_problem)
         lines = 0
         for table in trace.tables():
             yield Chunk(table, np.arange(lines + 1, lines + 1 + table.num_rows), lines / max(trace.n_events, 1))
@@ -104,6 +106,11 @@ class NpzReader:
                 self._refuse(f"{name} must be whole numbers of at least {least}")
         if arrays["ids"].max() >= 2**31:
             self._refuse("ids must fit 32 bits")
+        self._check_columns()
+        torn = (arrays["ids"][:, :, 1:] >= 0) & (arrays["ids"][:, :, :-1] < 0)
+        if torn.any():
+            place = np.argwhere(torn)[0].tolist()
+            self._refuse(f"ids{place} is -1 (not recorded), but an id stands behind it")
         if "phase" in arrays and arrays["phase"].max() > 1:
             self._refuse("phase must be 0 (prefill) or 1 (decode)")
         if "weights" not in arrays:
@@ -115,6 +122,13 @@ class NpzReader:
         if bad.any():
             place = np.argwhere(bad)[0].tolist()
             self._refuse(f"weights{place} is not finite (NaN in all of an event: not recorded)")
+
+    def _check_columns(self) -> None:
+        names = self._arrays.get("families", np.full(len(self._layers()), "exps")).tolist()
+        columns = list(zip(self._layers().tolist(), names, strict=True))
+        for index, column in enumerate(columns):
+            if column in columns[:index]:
+                self._refuse(f"layers has layer {column[0]} twice, in columns {columns.index(column)} and {index}")
 
     def _own_metadata(self) -> Metadata:
         metadata = run_json.blank(self.path.stem)
@@ -138,8 +152,12 @@ class NpzReader:
             "phase": arrays.get("phase", np.ones(n)).astype(np.uint8),
         }
 
-    def _trace(self) -> Trace:
-        """The events: ubatch by ubatch, in each layer by layer; token by token where ubatches are not recorded."""
+    def trace(self, on_problem: OnProblem) -> Trace:
+        """See log.WholeReader.
+
+        The events: ubatch by ubatch, in each layer by layer; token by token where ubatches are not recorded.
+        """
+        del on_problem  # what an archive can have wrong is found when it is opened, or by check_trace
         arrays = self._arrays
         ids = arrays["ids"].astype(np.int32)
         n_columns = ids.shape[1]
@@ -147,12 +165,14 @@ class NpzReader:
         families = tuple(dict.fromkeys(names))
         tokens = self._token_columns()
         row, column = (a.ravel() for a in np.indices(ids.shape[:2]))
+        recorded = ids[row, column, 0] >= 0
+        row, column = row[recorded], column[recorded]
         if tokens["batch"].max() >= 0:
             order = np.lexsort((row, column, tokens["batch"][row]))
             row, column = row[order], column[order]
-        recorded = ids[row, column, 0] >= 0
-        row, column = row[recorded], column[recorded]
-        n_lost = int(arrays.get("n_lost", np.array(0)))
+        # Without a count of its own, an archive says with -1 what it lacks.
+        n_holes = int((~recorded).sum())
+        n_lost = int(arrays.get("n_lost", np.array(n_holes)))
         first_batch = max(int(tokens["batch"].min()), 0)
         overflows = np.array([[len(row), first_batch, n_lost]] if n_lost else [], dtype=np.int64).reshape(-1, 3)
         assert self.metadata is not None  # noqa: S101 - set by __init__

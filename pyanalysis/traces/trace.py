@@ -82,11 +82,14 @@ class Trace:
         return column, np.stack(np.divmod(keys, max(len(self.families), 1)), axis=1)
 
     def may_lack_events(self, batches: Array) -> Array:
-        """bool[b]: which of these ubatches [b] are those of an overflow, or the last one of a log that was cut off."""
+        """bool[b]: which of these ubatches [b] are those of an overflow, or the last one of a log that was cut off.
+
+        Where ubatches are not recorded (-1) nothing tells the place of an overflow: any of them may be.
+        """
         unsure = np.zeros(len(batches), dtype=bool)
         for place, first, _ in self.overflows.tolist():
             last = self.batch[place] if place < self.n_events else np.iinfo(np.int64).max
-            unsure |= (batches >= first) & (batches <= last)
+            unsure |= (batches >= first) & (batches <= last) | (batches < 0)
         if not self.complete and self.n_events:
             unsure |= batches == self.batch[-1]
         return unsure

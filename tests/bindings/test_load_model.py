@@ -92,6 +92,23 @@ def test_defaults_can_be_overridden(low_level):
     llm.close()
 
 
+def test_several_sequences_share_one_cache(low_level):
+    llm = ggml_moecache.load_model(n_seq_max=3, n_ctx=768, verbose=False)
+    assert (low_level.llama_n_seq_max(llm._ctx.ctx), llm.n_ctx(), llm._ctx.params.kv_unified) == (3, 768, True)
+    llm.close()
+    alone = ggml_moecache.load_model(n_ctx=256, verbose=False)  # the next model has llama.cpp's default again
+    assert (low_level.llama_n_seq_max(alone._ctx.ctx), alone._ctx.params.kv_unified) == (1, False)
+    alone.close()
+
+
+@pytest.mark.parametrize("n", [0, 257, True, "2", 1.0])
+def test_nonsense_number_of_sequences(n):
+    with pytest.raises(errors.ConfigError) as caught:
+        ggml_moecache.load_model(n_seq_max=n)
+    words = f"The 'n_seq_max' parameter of load_model must be a whole number from 1 to 256. Got {n!r} instead."
+    assert str(caught.value) == words
+
+
 @pytest.mark.parametrize("capacity", ["x", "", "ALL", "50%", 1, -1, True, 0.5])
 def test_nonsense_capacity(capacity):
     with pytest.raises(errors.ConfigError) as caught:

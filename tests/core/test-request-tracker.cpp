@@ -142,6 +142,15 @@ TEST(cells_tell_sequences_apart_whatever_their_positions) {
     CHECK_EQ(assign_cells(tracker, { 3, 3 }, { 6, 7 }, { { 3, 4, 5, 6 }, { 0, 1, 2, 7 } }), "1:3 0:3");
 }
 
+TEST(cells_of_requests_that_ended_belong_to_the_next_one) {
+    request_tracker tracker;
+    CHECK_EQ(assign_cells(tracker, { 0, 1 }, { 0, 1 }, { { 0 }, { 0, 1 } }), "0:0 0:1");
+    CHECK_EQ(assign_cells(tracker, { 0 }, { 2 }, { { 2 } }), "1:0");
+    CHECK_EQ(assign_cells(tracker, { 2, 1 }, { 3, 4 }, { { 0, 1, 3 }, { 2, 4 } }), "0:2 1:1");
+    // Both end. A prompt of as many tokens as there were requests takes the cells in which request 0 began.
+    CHECK_EQ(assign_cells(tracker, { 0, 1 }, { 0, 1 }, { { 0 }, { 0, 1 } }), "2:0 2:1");
+}
+
 TEST(half_precision_masks_are_read) {
     const int64_t        cells[1] = { 1 };
     const uint16_t       mask[2]  = { 0xfc00, 0x0000 };

@@ -141,7 +141,7 @@ def test_run_json_that_cannot_be_completed_is_one_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ConfigError, match=r"run\.json could not be completed with the model's file: No space left"):
+    with pytest.raises(ConfigError, match=r"run\.json could not be completed: No space left"):
         run.describe_log(tmp_path, embedded_model())
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     assert (tmp_path / "run.json").read_text() == '{"model": null}'

@@ -15,7 +15,8 @@ public:
         for (uint32_t item = 0; item < g.n_items(); item++) {
             items_of[g.budget_of_item(item)].push_back(item);
         }
-        candidates.reserve(g.n_items());
+        newcomers.reserve(g.n_items());
+        residents.reserve(g.most_slots());
     }
 
     void on_event(const cache_event & event, std::vector<decision> & out) override {
@@ -75,42 +76,40 @@ private:
         return held[a] != held[b] ? held[a] > held[b] : a < b;
     }
 
+    // The rule of ranked policies over all experts that were used: newcomers best first against the worst resident.
     void elect(uint32_t budget, std::vector<decision> & out) {
         const size_t n_slots = geometry.slots_of_budget[budget];
-        candidates.clear();
+        newcomers.clear();
+        residents.clear();
         for (const uint32_t item : items_of[budget]) {
-            if (held[item] || counts[item] > 0) {
-                candidates.push_back(item);
+            if (held[item]) {
+                residents.push_back(item);
+            } else if (counts[item] > 0) {
+                newcomers.push_back(item);
             }
         }
-        std::sort(candidates.begin(), candidates.end(), [this](uint32_t a, uint32_t b) { return better(a, b); });
-        const size_t n_elected = std::min(n_slots, candidates.size());
-        size_t       loser     = candidates.size(); // those behind it have been evicted
-        for (size_t i = 0; i < n_elected; i++) {
-            const uint32_t item = candidates[i];
-            if (held[item]) {
+        std::sort(newcomers.begin(), newcomers.end(), [this](uint32_t a, uint32_t b) { return better(a, b); });
+        std::sort(residents.begin(), residents.end(), [this](uint32_t a, uint32_t b) { return better(b, a); });
+        size_t worst = 0;
+        for (const uint32_t item : newcomers) {
+            if (n_held[budget] < n_slots) {
+                if (filter.admits(item, no_item)) {
+                    n_held[budget]++;
+                    held[item] = 1;
+                    out.push_back({ item, no_item });
+                }
                 continue;
             }
-            uint32_t victim = no_item;
-            if (n_held[budget] == n_slots) {
-                // As many residents are not elected as newcomers are, so there is one.
-                size_t last = loser - 1;
-                while (!held[candidates[last]]) {
-                    last--;
-                }
-                victim = candidates[last];
-                if (!filter.admits(item, victim)) {
-                    continue;
-                }
-                loser        = last;
-                held[victim] = 0;
-                n_held[budget]--;
-            } else if (!filter.admits(item, no_item)) {
-                continue;
+            // Newcomers that were elected are no worse than those that follow.
+            if (worst == residents.size() || !better(item, residents[worst])) {
+                break;
             }
-            held[item] = 1;
-            n_held[budget]++;
-            out.push_back({ item, victim });
+            if (filter.admits(item, residents[worst])) {
+                held[residents[worst]] = 0;
+                held[item]             = 1;
+                out.push_back({ item, residents[worst] });
+                worst++;
+            }
         }
         for (const uint32_t item : items_of[budget]) {
             counts[item] = 0;
@@ -125,7 +124,8 @@ private:
     std::vector<uint32_t>              n_held;        // [budgets]
     std::vector<int64_t>               next_election; // [budgets] token number
     std::vector<std::vector<uint32_t>> items_of;      // [budgets] in rising order
-    std::vector<uint32_t>              candidates;    // of the election at hand
+    std::vector<uint32_t>              newcomers;     // of the election at hand
+    std::vector<uint32_t>              residents;     // likewise, worst first
 };
 
 } // namespace

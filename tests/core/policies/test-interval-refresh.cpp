@@ -37,3 +37,18 @@ TEST(intervals_without_an_event_are_passed_over) {
            },
            1);
 }
+
+// At token 4 the counts are 3:1 and 4:1; 3 comes first, but this is the first use of 3 in the session, the second of 4.
+TEST(a_newcomer_that_is_filtered_out_is_passed_over) {
+    replay("interval-refresh:every=2:admit-after=2",
+           {
+               { { 2 }, "0" },
+               { { 4 }, "0" },
+               { { 1 }, "0" },
+               { { 3 }, "0" },
+               { { 4 }, "0 +4" },
+               { { 1, 3 }, "0" },
+               { { 1, 3 }, "0 4>1" }, // 1:2 3:2 4:0; once 1 is in, 3 is not better
+           },
+           1);
+}

@@ -60,6 +60,15 @@ def test_cut_by_requests(tmp_path):
     assert [r["request_id"] for r in out[:-1]] == [1, 1, 2, 2]
 
 
+def test_cut_leaves_out_the_weights(tmp_path):
+    """Every other field of every line stays; run.json says it, and the log is valid."""
+    out = cut(tmp_path, logs.base_log(), weights=False)
+    without = [{**r, "router_weights": None} if r["type"] == "event" else r for r in logs.base_log()]
+    assert out == without
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["edits"] == [{"tool": "cut", "weights": False}]
+    assert traces.read_trace(tmp_path / "out").weights is None
+
+
 def test_cut_keeps_what_it_does_not_know_and_losses(tmp_path):
     events = [{**e, "extra": {"x": e["token_index"]}} for e in logs.base_events()]
     content = [FOREIGN, *events[:6], overflow(0, 4), *events[6:], end(10, 4)]

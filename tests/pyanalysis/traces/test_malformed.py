@@ -47,7 +47,7 @@ LINES = {
     "only_a_cut_line": (TEXT[:50], None, "is empty: it has no complete line"),
     "foreign_text": ("Once upon a time\n" + TEXT, 1, "not JSON: Expecting value at column 1"),
     "foreign_binary": (b"GGUF\x03\x00\x00\x00\xff\xfe\n" * 9, 1, "not UTF-8: invalid start byte at byte 9"),
-    "foreign_records": ('{"tok":0,"layers":[[1,2]]}\n', 1, "not a record of a routing log: it lacks the field type"),
+    "foreign_records": ('{"tokens":0,"layers":[[1,2]]}\n', 1, "not a record of a routing log: it lacks the field type"),
     "json_but_no_object": (replaced(4, "[1, 2]"), 4, "not a record: a line must be one JSON object"),
     "empty_line": (replaced(4, ""), 4, "the line is empty"),
     "cut_in_the_middle": (replaced(4, TEXT[:60]), 4, "not JSON: Expecting ',' delimiter at column 61"),
@@ -290,6 +290,10 @@ NPZ = {
     "phase_2": ({"ids": IDS, "n_experts": 4, "phase": np.array([0, 2])}, "phase must be 0 (prefill) or 1 (decode)"),
     "sequences": ({"ids": IDS, "n_experts": 4, "seq_offsets": np.array([0, 1])}, "seq_offsets must rise from 0 to 2"),
     "sequences_fall": ({"ids": IDS, "n_experts": 4, "seq_offsets": np.array([0, 2, 1, 2])}, "seq_offsets must rise"),
+    "layer_twice": ({"ids": IDS, "n_experts": 4, "layers": np.array([3, 3])},
+                    "layers has layer 3 twice, in columns 0 and 1"),
+    "hole_within": ({"ids": np.where(IDS == 2, -1, IDS), "n_experts": 4},
+                    "ids[0, 1, 0] is -1 (not recorded), but an id"),
     "id_out_of_range": ({"ids": IDS, "n_experts": 3}, "expert id 3 is out of range: layer 1 has 3 experts"),
     "repeated_id": ({"ids": IDS * 0, "n_experts": 4}, "expert id 0 is repeated in the event"),
 }  # fmt: skip
@@ -328,7 +332,7 @@ def test_missing_paths(tmp_path):
     with pytest.raises(traces.TraceError, match=r"holds no routing\.jsonl; name"):
         traces.read_trace(tmp_path)
     (tmp_path / "a.txt").touch()
-    with pytest.raises(traces.TraceError, match=r"a\.txt: has no suffix of a trace format"):
+    with pytest.raises(traces.TraceError, match=r"a\.txt: is empty"):
         traces.read_trace(tmp_path / "a.txt")
 
 

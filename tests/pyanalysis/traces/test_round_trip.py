@@ -96,7 +96,11 @@ def test_the_fast_way_reads_what_the_slow_way_reads(some):
     block = logs.text_of(some).encode()
     fast = jsonl._parse_block(block)
     foreign = any(r["type"] == "foreign" or set(r) - KNOWN_NAMES for r in some)
-    assert (fast is None) == foreign or any("\ufeff" in str(r) for r in some)
+    # A string that begins with a colon looks like one field more, so its block is read line by line.
+    slow_text = any(
+        isinstance(v, str) and (v.startswith(":") or '":' in v or "\ufeff" in v) for r in some for v in r.values()
+    )
+    assert (fast is None) == foreign or slow_text
     if fast is not None:
         assert fast.equals(table_of(parse_line(line) for line in block.splitlines()))
         assert is_valid(fast)

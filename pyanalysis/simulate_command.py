@@ -1,0 +1,462 @@
+"""The subcommand `moecache simulate`: arguments, progress and output; the work is done in pyanalysis.simulation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ggml_moecache.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyanalysis.cost import CostModel
+    from pyanalysis.report import Sensitivity
+    from pyanalysis.simulation import SimulationResult
+    from pyanalysis.simulation.event_file import EventFile
+    from pyanalysis.simulation.stream import EventStream
+    from pyanalysis.traces import Trace
+
+_EXAMPLES = """\
+A policy is name:parameter=value:parameter=value. A capacity is a number of experts, a range A:B or A:B:STEP (without
+B), all, a share of the experts (25%: rounded to the nearest whole expert, at least 1), memory (2GiB, 512MiB), or with
+--per-layer one number for each layer, joined by + (4+4+8). With --per-layer numbers and shares are of each layer.
+
+examples:
+  moecache simulate log --policy lru,cumulative-lfu,belady --capacity 5%,10%,25%,50% --per-layer
+  moecache simulate log --policy cumulative-lfu:tie=recency --capacity 0:17:4,all -o jsonl | jq .hit_rate
+  moecache simulate log --policy lru,lfru:weight=32 --capacity 2GiB --cost h200
+  moecache simulate log --policy lru,random --capacity 0:129:16 --per-layer --cost h200 --report report
+  moecache simulate log --policy belady --capacity 25% --per-layer --events optimum.parquet
+"""
+_TARGETS = "50%,80%,90%,95%"
+_REPORT_ADDS = ("belady", "hindsight-static")
+_FACTORS = (0.5, 2.0)
+_OTHER_SIZE = 0.1  # one quantization mixes types: Q4_K_M's experts differ by 7 % from their mean
+_SHARED = 5  # a parameter of so many policies is printed once
+
+
+def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
+    """Add `simulate` to the program's subcommands."""
+    parser = commands.add_parser(
+        "simulate",
+        help="replay traces against cache policies at several capacities",
+        description="Replay routing traces, event by event, against cache policies at several capacities.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("traces", metavar="TRACE", type=Path, nargs="*", help="any trace that moecache trace reads")
+    parser.add_argument("--list-policies", action="store_true", help="print every policy with its parameters and exit")
+    parser.add_argument("--policy", metavar="LIST", help="policies by comma")
+    parser.add_argument("--capacity", metavar="LIST", help="capacities by comma")
+    parser.add_argument(
+        "--per-layer", action="store_true", help="a budget for each layer (default: one for all layers)"
+    )
+    model = parser.add_argument_group("how to replay")
+    model.add_argument(
+        "--cost", metavar="FILE", help="cost model: a JSON file, or h200, rtx-4060-ti (default: none, no times)"
+    )
+    model.add_argument(
+        "--timing",
+        choices=("ideal", "clocked"),
+        help="ideal: a copy is there at the next token; clocked: when the costs say (default: clocked with --cost)",
+    )
+    model.add_argument(
+        "--mode",
+        choices=("event-atomic", "per-access"),
+        default="event-atomic",
+        help="per-access: a comparison that no runtime can reach (default: %(default)s)",
+    )
+    model.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=int,
+        default=512,
+        help="prompt tokens in a batch, where the trace does not tell its ubatches (default: %(default)s)",
+    )
+    model.add_argument("--seed", metavar="N", type=int, default=0, help="of policies that draw (default: %(default)s)")
+    model.add_argument(
+        "--victim-agreement", action="store_true", help="share of evictions that the optimum could have chosen as well"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o",
+        dest="form",
+        choices=("table", "csv", "jsonl", "parquet"),
+        default="table",
+        help="form of the results; the rates of single layers are in jsonl and parquet (default: %(default)s)",
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON array")
+    output.add_argument("--out", metavar="FILE", type=Path, help="write the results there (default: stdout)")
+    output.add_argument(
+        "--events", metavar="FILE", type=Path, help="hits, admissions, evictions of every event; .jsonl or .parquet"
+    )
+    output.add_argument("--report", metavar="DIR", type=Path, help="an HTML page with plots, and its tables as CSV")
+    output.add_argument(
+        "--target", metavar="LIST", default=_TARGETS, help="hit rates of the report's table (default: %(default)s)"
+    )
+    output.add_argument("--force", action="store_true", help="replace files and the report if they exist")
+    where = parser.add_argument_group("where to compute")
+    where.add_argument("--workers", metavar="N", type=int, help="threads (default: every CPU)")
+    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster, such as tcp://host:8786")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Simulate and print. Raises MoeCacheError for anything that cannot work."""
+    if given.list_policies:
+        print(policies_as_text())
+        return 0
+    request = _request(given)
+    command = _Command(request)
+    try:
+        command.run()
+    except BaseException:
+        command.discard()
+        raise
+    return 0
+
+
+def policies_as_text() -> str:
+    """Every policy of the engine's table with its parameters, their units, defaults and ranges."""
+    from ggml_moecache import _native  # noqa: PLC0415 - each command imports only what it needs
+
+    def described(one: Any) -> str:  # noqa: ANN401 - a parameter of the table
+        return (
+            f"    {one.name}  {one.summary} ({one.values}; {f'default {one.default}' if one.default else 'required'})"
+        )
+
+    policies = _native.policies()
+    named = Counter(one.name for policy in policies for one in policy.parameters)
+    shared = {
+        one.name: described(one) for policy in policies for one in policy.parameters if named[one.name] >= _SHARED
+    }
+    lines = []
+    for policy in policies:
+        filters = " (+)" if shared.keys() <= {one.name for one in policy.parameters} else ""
+        lines.append(f"{policy.name}{filters}  {policy.summary}")
+        lines += [described(one) for one in policy.parameters if one.name not in shared]
+    return "\n".join([*lines, "", "options of every policy with (+):", *shared.values()])
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments, checked as far as they can be without the traces."""
+
+    given: argparse.Namespace
+    policies: list[str]
+    capacities: list[str | int | list[int]]
+    cost: CostModel | None
+    targets: list[float]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of simulate() and sweep() alike."""
+        timing = self.given.timing or ("clocked" if self.cost else "ideal")
+        if self.given.mode == "per-access" and self.given.timing is None:
+            timing = "ideal"  # a comparison of hit rates has no clock
+        names = ("per_layer", "mode", "batch_size", "seed", "victim_agreement")
+        return {"cost": self.cost, "timing": timing, **{name: getattr(self.given, name) for name in names}}
+
+
+def _request(given: argparse.Namespace) -> _Request:
+    for name in ("policy", "capacity"):
+        if not getattr(given, name):
+            raise ConfigError(f"moecache simulate needs --{name}; moecache simulate --help has examples")
+    if not given.traces:
+        raise ConfigError("moecache simulate needs a TRACE: a file, or a directory that GGML_MOECACHE_LOG has written")
+    for name, least in (("batch_size", 1), ("seed", 0), ("workers", 1)):
+        value = getattr(given, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be a whole number of at least {least}, got {value}")
+    if given.json and given.form != "table":
+        raise ConfigError(f"--json and -o {given.form} are two forms of the results; name one of them")
+    if given.form == "parquet" and given.out is None and sys.stdout.isatty():
+        raise ConfigError("-o parquet is binary: name a file with --out, or redirect the output")
+    cost = None
+    if given.cost is not None:
+        from pyanalysis import costs  # noqa: PLC0415
+
+        cost = costs.load(given.cost)
+    policies = [part for part in given.policy.split(",") if part]
+    capacities = [one for part in given.capacity.split(",") for one in _capacities(part.strip())]
+    return _Request(given, policies, capacities, cost, [_rate(part) for part in given.target.split(",")])
+
+
+def _capacities(text: str) -> Iterator[str | int | list[int]]:
+    """The capacities of one item of --capacity."""
+    for sign, what in ((":", "a range A:B or A:B:STEP"), ("+", "whole numbers joined by +")):
+        if sign not in text:
+            continue
+        parts = text.split(sign)
+        if not all(part.isascii() and part.isdigit() for part in parts) or (sign == ":" and len(parts) > 3):  # noqa: PLR2004
+            raise ConfigError(f"--capacity: '{text}' must be {what}, of whole numbers of at least 0")
+        numbers = [int(part) for part in parts]
+        if sign == "+":
+            yield numbers
+            return
+        if (len(numbers) == 3 and numbers[2] == 0) or not range(*numbers):  # noqa: PLR2004
+            raise ConfigError(f"--capacity: the range '{text}' is empty (A:B excludes B)")
+        yield from range(*numbers)
+        return
+    if text == "":
+        raise ConfigError("--capacity has an empty item: name a number of experts, all, a share or memory")
+    yield int(text) if text.isascii() and text.isdigit() else text
+
+
+def _rate(text: str) -> float:
+    """A hit rate as a fraction or a percentage."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise ConfigError(f"--target must be hit rates by comma, such as 80% or 0.8, got '{text}'")
+    return value
+
+
+# --- work -----------------------------------------------------------------------------------------------------------
+
+
+class _Command:
+    """One run. Files appear whole at its end, or not at all; what goes to stdout is printed trace by trace."""
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+        self._given = request.given
+        self._printed = 0
+        self._events: EventFile | None = None
+        self._out: Any = None
+        self._results: list[SimulationResult] = []
+        self._sensitivity: dict[str, list[Sensitivity]] = {}
+
+    def run(self) -> None:
+        from pyanalysis.simulation.event_file import EventFile  # noqa: PLC0415
+        from pyanalysis.traces import logs_in  # noqa: PLC0415
+        from pyanalysis.traces.staging import Staged  # noqa: PLC0415
+
+        logs = [log for path in self._given.traces for log in logs_in(path)]
+        if self._given.report:
+            _require_report(self._given.report, force=self._given.force)
+        if self._given.out:
+            self._out = Staged(self._given.out, force=self._given.force)
+        if self._given.events:
+            self._events = EventFile(self._given.events, force=self._given.force)
+        for log in logs:
+            self._simulate(log)
+        self._finish()
+
+    def discard(self) -> None:
+        for file in (self._events, self._out):
+            if file is not None:
+                file.discard()
+
+    def _simulate(self, log: Path) -> None:
+        from pyanalysis.traces import read_trace  # noqa: PLC0415
+
+        trace = read_trace(log)
+        for note in trace.notes:
+            print(f"moecache: note: {log}: {note}", file=sys.stderr)
+        if trace.model["n_experts"] is None and not trace.model["expert_bytes"]:
+            print(
+                f"moecache: note: {log}: the number of experts is not known, the largest id is taken for the last; "
+                "moecache trace convert --experts N adds it",
+                file=sys.stderr,
+            )
+        _note_sizes(trace, self._request.cost)
+        replayed = self._replayed(trace)
+        results = self._sweep(replayed, self._request.policies, f"simulating {log.name}")
+        self._results += results
+        if self._events:
+            self._write_events(replayed, self._events)
+        if self._out is None:
+            self._print(results)
+        if self._given.report:
+            self._for_report(replayed, results)
+
+    def _replayed(self, trace: Trace) -> Trace | EventStream:
+        """The events, made once for everything that is done with them here; a cluster makes its own of the trace."""
+        from pyanalysis.simulation.stream import EventStream  # noqa: PLC0415
+
+        if self._given.scheduler:
+            return trace
+        n_bytes = self._request.cost.expert_bytes if self._request.cost else None
+        options = {name: self._request.options[name] for name in ("batch_size", "mode")}
+        return EventStream.of(trace, expert_bytes=n_bytes, **options)
+
+    def _sweep(
+        self,
+        trace: Trace | EventStream,
+        policies: Sequence[str],
+        what: str,
+        **changes: Any,  # noqa: ANN401 - options of sweep()
+    ) -> list[SimulationResult]:
+        from pyanalysis.simulation import sweep  # noqa: PLC0415
+        from pyanalysis.simulation.cluster import sweep_on_cluster  # noqa: PLC0415
+        from pyanalysis.simulation.progress import bar  # noqa: PLC0415
+        from pyanalysis.simulation.stream import EventStream  # noqa: PLC0415
+
+        capacities = changes.pop("capacities", self._request.capacities)
+        options = {**self._request.options, **changes}
+        with bar(what) as progress:
+            if not isinstance(trace, EventStream):  # there is a scheduler, see _replayed
+                address = self._given.scheduler
+                return sweep_on_cluster(address, [trace], policies, capacities, progress=progress, **options)
+            return sweep([trace], policies, capacities, workers=self._given.workers, progress=progress, **options)
+
+    def _write_events(self, trace: Trace | EventStream, file: EventFile) -> None:
+        """Every decision once more: a log of all combinations at once could outgrow the memory."""
+        from pyanalysis.simulation import simulate  # noqa: PLC0415
+        from pyanalysis.simulation.progress import bar  # noqa: PLC0415
+
+        pairs = [(policy, capacity) for policy in self._request.policies for capacity in self._request.capacities]
+        with bar(f"writing {self._given.events.name}") as progress:
+            for done, (policy, capacity) in enumerate(pairs, 1):
+                file.add(simulate(trace, policy, capacity, events=True, **self._request.options))
+                progress(done, len(pairs))
+
+    def _for_report(self, trace: Trace | EventStream, results: list[SimulationResult]) -> None:
+        """The lines that a report compares with, and how the times change with the costs."""
+        have = {result.policy for result in results}
+        added = [policy for policy in _REPORT_ADDS if policy not in have]
+        if added:
+            self._results += self._sweep(trace, added, "adding the optimum and the static line")
+        if self._request.cost is None or results[0].time_per_token_ns is None:
+            return
+        self._sensitivity[results[0].trace] = self._sensitivities(trace, results)
+
+    def _sensitivities(self, trace: Trace | EventStream, results: list[SimulationResult]) -> list[Sensitivity]:
+        """At the capacity in the middle of the sweep: with no or all experts resident only one side's costs count."""
+        from pyanalysis.cost import COSTS  # noqa: PLC0415
+        from pyanalysis.report import Sensitivity  # noqa: PLC0415
+
+        cost = self._request.cost
+        assert cost is not None  # noqa: S101 - the caller has looked
+        own = sorted(self._request.capacities, key=lambda one: _experts_of(results, one))
+        capacity = own[len(own) // 2]
+        base = {r.policy: r for r in results if r.capacity == _name_of(capacity)}
+        rows = []
+        for field in (*COSTS, "copy_bandwidth_bytes_per_s"):
+            if getattr(cost, field) == 0:
+                continue
+            for factor in _FACTORS:
+                changed = self._sweep(
+                    trace,
+                    self._request.policies,
+                    f"{field} x {factor:g}",
+                    capacities=[capacity],
+                    cost=cost.scaled(field, factor),
+                )
+                rows += [
+                    Sensitivity(
+                        r.policy,
+                        r.capacity,
+                        field,
+                        factor,
+                        r.time_per_token_ns or 0.0,
+                        base[r.policy].time_per_token_ns or 0.0,
+                    )
+                    for r in changed
+                ]
+        return rows
+
+    # --- output -----------------------------------------------------------------------------------------------------
+
+    def _print(self, results: list[SimulationResult]) -> None:
+        from pyanalysis.simulation import output  # noqa: PLC0415
+
+        if self._given.json or self._given.form == "parquet":
+            return  # one document: at the end
+        if self._given.form == "table":
+            print(("\n\n" if self._printed else "") + output.as_table(results))
+        elif self._given.form == "csv":
+            print(output.as_csv(results, header=self._printed == 0), end="")
+        else:
+            print(output.as_jsonl(results), end="")
+        sys.stdout.flush()
+        self._printed += 1
+
+    def _document(self) -> bytes:
+        """The results asked for, in the form asked for, as one document."""
+        from pyanalysis.simulation import output  # noqa: PLC0415
+
+        results = [r for r in self._results if r.policy in self._own_policies()]
+        if self._given.json:
+            return (json.dumps([result.row() for result in results], indent=2) + "\n").encode()
+        forms = {"table": lambda r: output.as_table(r) + "\n", "csv": output.as_csv, "jsonl": output.as_jsonl}
+        if self._given.form == "parquet":
+            return output.as_parquet(results)
+        text: str = forms[self._given.form](results)
+        return text.encode()
+
+    def _own_policies(self) -> set[str]:
+        from ggml_moecache import _native  # noqa: PLC0415
+
+        return {_native.canonical_policy(policy, self._given.seed) for policy in self._request.policies}
+
+    def _finish(self) -> None:
+        if self._out is not None:
+            self._out.path.write_bytes(self._document())
+        elif self._given.json or self._given.form == "parquet":
+            sys.stdout.buffer.write(self._document())
+            sys.stdout.flush()
+        if self._given.report:
+            self._write_report()
+        for file in (self._out, self._events):
+            if file is not None:
+                (file.commit if file is self._out else file.finish)()
+
+    def _write_report(self) -> None:
+        from pyanalysis.report import write_report  # noqa: PLC0415
+
+        added = sorted({result.policy for result in self._results} - self._own_policies())
+        notes = [f"Added by the report: {', '.join(added)}."] if added else []
+        page = write_report(
+            self._given.report,
+            self._results,
+            cost=self._request.cost,
+            sensitivity=self._sensitivity,
+            targets=self._request.targets,
+            notes=notes,
+            force=self._given.force,
+        )
+        print(f"moecache: note: wrote {page}", file=sys.stderr)
+
+
+def _note_sizes(trace: Trace, cost: CostModel | None) -> None:
+    """A cost model holds for experts of one size; say so where the trace has others."""
+    sizes = sorted({layout["bytes"] for layout in trace.model["expert_bytes"] or []})
+    if cost is None or cost.expert_bytes is None or not sizes:
+        return
+    if any(abs(n_bytes / cost.expert_bytes - 1) > _OTHER_SIZE for n_bytes in sizes):
+        shown = " to ".join(f"{n_bytes:,}" for n_bytes in dict.fromkeys((sizes[0], sizes[-1])))
+        print(
+            f"moecache: note: {trace.path}: experts have {shown} bytes, the costs of {cost.name} are for "
+            f"{cost.expert_bytes:,}: the times are not those of this model",
+            file=sys.stderr,
+        )
+
+
+def _require_report(folder: Path, *, force: bool) -> None:
+    """Refuse before the work what would be refused after it."""
+    try:
+        from pyanalysis.report.write import refuse_existing  # noqa: PLC0415
+    except ImportError:
+        raise MissingDependencyError("--report needs the extra 'report': pip install 'ggml-moecache[report]'") from None
+    refuse_existing(folder, force=force)
+
+
+def _name_of(capacity: str | int | list[int]) -> str:
+    """As SimulationResult.capacity has it."""
+    return ",".join(map(str, capacity)) if isinstance(capacity, list) else str(capacity)
+
+
+def _experts_of(results: list[SimulationResult], capacity: str | int | list[int]) -> int:
+    return next(result.capacity_experts for result in results if result.capacity == _name_of(capacity))

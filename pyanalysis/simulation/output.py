@@ -1,0 +1,102 @@
+"""Results of simulations as text and files: an aligned table, CSV, JSON Lines, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from pyanalysis.simulation.result import RESULT_SCHEMA, results_to_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyanalysis.simulation.result import SimulationResult
+
+FORMATS = ("table", "csv", "jsonl", "parquet")
+# CSV has no lists: the rates of single layers are in jsonl and parquet.
+CSV_NAMES = tuple(name for name in RESULT_SCHEMA.names if name not in ("slots", "layers"))
+
+
+def as_jsonl(results: Sequence[SimulationResult]) -> str:
+    """One JSON object per line: trace, policy and capacity with every count, and `layers`."""
+    return "".join(json.dumps(result.row()) + "\n" for result in results)
+
+
+def as_csv(results: Sequence[SimulationResult], *, header: bool = True) -> str:
+    """One row per result, CSV_NAMES; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(CSV_NAMES)
+    for result in results:
+        row = result.row()
+        writer.writerow(["" if row[name] is None else row[name] for name in CSV_NAMES])
+    return text.getvalue()
+
+
+def as_parquet(results: Sequence[SimulationResult]) -> bytes:
+    """A Parquet file of RESULT_SCHEMA."""
+    buffer = io.BytesIO()
+    pq.write_table(results_to_arrow(list(results)), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+# --- table ----------------------------------------------------------------------------------------------------------
+
+# Header and text of each column; a column of which no result knows anything is left out.
+_COLUMNS: tuple[tuple[str, Callable[[SimulationResult], str | None]], ...] = (
+    ("policy", lambda r: r.policy),
+    ("capacity", lambda r: r.capacity),
+    ("experts", lambda r: f"{r.capacity_experts:,}"),
+    ("hit rate", lambda r: f"{r.hit_rate:.4f}"),
+    ("decode", lambda r: None if r.decode_hit_rate in (None, r.hit_rate) else f"{r.decode_hit_rate:.4f}"),
+    ("admissions", lambda r: f"{r.admissions:,}"),
+    ("evictions", lambda r: f"{r.evictions:,}"),
+    ("copies", lambda r: f"{r.copies:,}"),
+    ("copied MiB", lambda r: None if r.copy_bytes is None else f"{r.copy_bytes / 2**20:,.1f}"),
+    ("late", lambda r: f"{r.copies_late:,}" if r.timing == "clocked" else None),
+    ("CPU fallbacks", lambda r: f"{r.cpu_fallbacks:,}"),
+    ("victims", lambda r: None if r.victim_agreement is None else f"{r.victim_agreement:.1%}"),
+    ("us/token", lambda r: None if r.time_per_token_ns is None else f"{r.time_per_token_ns / 1000:,.1f}"),
+    ("t/s", lambda r: None if r.tokens_per_s is None else f"{r.tokens_per_s:,.1f}"),
+)
+_N_TEXT = 2  # policy and capacity stand left, numbers right
+
+
+def as_table(results: Sequence[SimulationResult]) -> str:
+    """The results of each trace as an aligned table under the trace's name and what holds for all of its rows."""
+    traces = list(dict.fromkeys(result.trace for result in results))
+    return "\n\n".join(_table_of_trace([r for r in results if r.trace == name]) for name in traces)
+
+
+def _table_of_trace(results: list[SimulationResult]) -> str:
+    cells = [[text(result) for _, text in _COLUMNS] for result in results]
+    shown = [place for place in range(len(_COLUMNS)) if any(row[place] is not None for row in cells)]
+    rows = [[_COLUMNS[place][0] for place in shown], *[[row[place] or "-" for place in shown] for row in cells]]
+    return "\n".join([_head(results[0]), "", *aligned(rows, _N_TEXT)])
+
+
+def _head(result: SimulationResult) -> str:
+    budget = "of each layer" if result.per_layer else "of all layers together"
+    cost = f", costs of {result.cost}" if result.cost else ""
+    mode = "" if result.mode == "event-atomic" else ", PER ACCESS: a comparison, not what a runtime can do"
+    return (
+        f"{result.trace}: {result.n_tokens:,} tokens ({result.n_decode_tokens:,} decode), {result.n_events:,} events; "
+        f"experts {budget}, {result.timing} timing{cost}{mode}"
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], n_text: int) -> list[str]:
+    """Lines whose columns stand under each other, the first `n_text` left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if place < n_text else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
