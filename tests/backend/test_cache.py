@@ -7,6 +7,7 @@ which runs the same policies, from the log of the same run.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,62 @@ def test_decisions_are_the_simulators(build: Build, tmp_path: Path, policy: str,
     assert context["n_evictions"] == simulated.evictions
     assert context["n_copies_late"] == 0
     assert context["policy"] == policy
+
+
+@pytest.mark.parametrize("policy", ["cumulative-lfu", "lru", "random:seed=3", "interval-refresh:every=16"])
+def test_the_log_replays_exactly(build: Build, tmp_path: Path, policy: str) -> None:
+    """Every event's hits, admissions and evictions, in order, and the fate of its copies: as the simulator has them."""
+    settings = {
+        "GGML_MOECACHE_POLICY": policy,
+        "GGML_MOECACHE_SYNC": "1",
+        "GGML_MOECACHE_LOG": str(tmp_path / "log"),
+    }
+    _, context = run(build, one_by_one(50), "15%", **settings)
+    events = [json.loads(line) for line in (tmp_path / "log" / "routing.jsonl").read_text().splitlines()]
+    logged = [event for event in events if event["type"] == "event"]
+    assert len(logged) == 50 * N_LAYERS
+    replay = simulate(read_trace(tmp_path / "log"), policy, "15%", events=True).events
+    assert replay is not None
+    by_event: dict[int, list[int]] = {}
+    for index, event in enumerate(replay.admitted_event.tolist()):
+        by_event.setdefault(event, []).append(index)
+    for index, event in enumerate(logged):
+        assert event["cache_hit"] == replay.hit[replay.offsets[index] : replay.offsets[index + 1]].tolist()
+        decisions = by_event.get(index, [])
+        assert event["admitted"] == [replay.admitted_expert[d] for d in decisions]
+        evicted = [[replay.evicted_layer[d], replay.evicted_expert[d]] for d in decisions if replay.evicted_layer[d] >= 0]
+        assert event["evicted"] == evicted
+        assert (event["copy_bytes"] > 0) == bool(decisions)
+        # Not told: there was no next token, or every copy lost its slot before it (to another layer's expert).
+        told = [replay.copy_ready[d] == 1 for d in decisions if replay.copy_ready[d] >= 0]
+        assert event["ready_before_next_token"] == (all(told) if told else None)
+        if told:
+            assert event["copy_enqueued_ns"] < event["copy_ready_ns"]
+            assert event["copy_duration_ns"] > 0
+        assert (event["cpu_duration_ns"] is not None) == (not all(event["cache_hit"]))
+        assert (event["cuda_duration_ns"] is not None) == any(event["cache_hit"])
+    assert sum(event["copy_bytes"] for event in logged) == context["copy_bytes"]
+    generations = [event["resident_experts"] for event in logged]
+    assert generations == sorted(generations)
+
+
+def test_copies_are_enqueued_before_the_next_layer(build: Build, tmp_path: Path) -> None:
+    """By the log's own times: after the decision of their layer, before that of the next; late ones are marked."""
+    settings = {
+        "GGML_MOECACHE_POLICY": "lru",
+        "GGML_MOECACHE_STANDIN_COPY_DELAY_US": "3000",
+        "GGML_MOECACHE_LOG": str(tmp_path / "log"),
+    }
+    _, context = run(build, one_by_one(20), "15%", **settings)
+    lines = [json.loads(line) for line in (tmp_path / "log" / "routing.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if line["type"] == "event"]
+    enqueued = [event["copy_enqueued_ns"] for event in logged if event["copy_enqueued_ns"] is not None]
+    assert enqueued == sorted(enqueued)
+    assert len(enqueued) > N_LAYERS
+    late = [event for event in logged if event["ready_before_next_token"] is False]
+    assert late
+    assert all(event["copy_ready_ns"] is None for event in late)
+    assert context["n_copies_late"] >= len(late)
 
 
 @pytest.mark.parametrize("capacity", ["1", "9", "25%", "60%", "1023"])
