@@ -206,6 +206,12 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     }
     describe(plan, graph);
     facts.file = options.file_name;
+    if (cache != nullptr) {
+        facts.policy    = cache->policy_name();
+        facts.n_slots   = cache->n_slots();
+        facts.per_layer = settings.per_layer;
+        facts.sync      = settings.sync;
+    }
     if (!device_get(dev)->standin) {
         std::string runtime;
         std::string driver;

@@ -193,6 +193,19 @@ void run_metadata_set_cuda(const std::string & runtime, const std::string & driv
     s.cuda_driver  = driver;
 }
 
+static void write_policy(json_writer & json, const std::vector<known_context> & contexts,
+                         const run_fields_by_name & fields) {
+    const bool cached = !contexts.empty() && !contexts.front().policy.empty();
+    if (!cached) {
+        put(json, fields, "policy", "policy", "null");
+        put(json, fields, "policy_parameters", "policy_parameters", "null");
+        return;
+    }
+    const known_context & context = contexts.front();
+    json.value("policy", context.policy).begin_object("policy_parameters").value("n_slots", context.n_slots);
+    json.value("per_layer", context.per_layer).value("sync", context.sync).end_object();
+}
+
 std::string run_metadata_json(const std::string & folder) {
     run_state &                 s = state();
     std::lock_guard<std::mutex> lock(s.mutex);
@@ -227,7 +240,8 @@ std::string run_metadata_json(const std::string & folder) {
     json.end_array();
     write_machine(json, s, contexts, fields);
     put_text(json, "capacity", contexts.empty() ? "" : contexts.front().capacity);
-    for (const char * name : { "policy", "policy_parameters", "seed", "warmup_tokens", "benchmark" }) {
+    write_policy(json, contexts, fields);
+    for (const char * name : { "seed", "warmup_tokens", "benchmark" }) {
         put(json, fields, name, name, "null");
     }
     write_top1(json, contexts);

@@ -29,8 +29,12 @@ struct run_context {
     std::string                gpu;         // name of the GPU, "" for the stand-in
     std::string                fingerprint; // of the store
     std::string                capacity;
-    uint64_t                   n_layers = 0; // of the model, as far as the graph shows
-    uint64_t                   top_k    = 0;
+    std::string                policy; // with parameters; "" = there is no cache
+    uint64_t                   n_slots   = 0;
+    bool                       per_layer = false;
+    bool                       sync      = false;
+    uint64_t                   n_layers  = 0; // of the model, as far as the graph shows
+    uint64_t                   top_k     = 0;
     std::vector<expert_layout> layouts;
     std::vector<int>           output_row_layers; // layers that saw output rows only
 };
