@@ -6,6 +6,7 @@ over the rounds, its spread, and the ratio to full load of the same round. Needs
 
 Examples (from the project's root):
   python3 -m scripts.gpu.compare_placements --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --json out.json
+  python3 -m scripts.gpu.compare_placements ... --arms "25%,-ncmoe 30" --options "-p 0 -n 128 -r 3"
 
 """
 
@@ -18,6 +19,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pyanalysis.llama_bench import BenchError, run_llama_bench
 
@@ -27,6 +29,13 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "MoECache, capacity all": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "all"}),
     "stock, -ncmoe 99": (["-dev", "{device}", "-ncmoe", "99", "-lm", "none"], {}),
     "MoECache, capacity 0": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "0"}),
+    "stock, -ncmoe 30": (
+        ["-dev", "{device}", "-ncmoe", "30", "-lm", "none"],
+        {},
+    ),  # of 40 layers: a quarter of the experts
+    "MoECache, capacity 25%": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "25%"}),
+    "stock, -ncmoe 22": (["-dev", "{device}", "-ncmoe", "22", "-lm", "none"], {}),  # 45 %
+    "MoECache, capacity 45%": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "45%"}),
 }
 FULL_LOAD = "stock, everything on the GPU"
 
@@ -59,6 +68,20 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def hit_rates(statuses: dict[str, Any]) -> str:
+    """Per arm with a cache, over all contexts of its last run: rows computed on the GPU, copies, late copies."""
+    lines = []
+    for name, status in statuses.items():
+        contexts = [context for context in status["contexts"] if context["policy"]]
+        hits, misses, copies, late = (
+            sum(context[field] for context in contexts) for field in ("n_hits", "n_misses", "n_copies", "n_copies_late")
+        )
+        if contexts:
+            rate = 100 * hits / max(1, hits + misses)
+            lines.append(f"{name:32} {rate:6.2f} % of {hits + misses} rows on the GPU, {copies} copies, {late} late")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Run all rounds, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,11 +93,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all arms (default: %(default)s)")
     parser.add_argument("--options", default="-p 512 -n 128 -r 3", help="for llama-bench (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
+    parser.add_argument("--arms", help="only arms whose names hold one of these (a,b,c), beside full load")
     arguments = parser.parse_args()
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in ARMS}
-    statuses: dict[str, object] = {}
+    wanted = arguments.arms.split(",") if arguments.arms else [""]
+    names = [name for name in ARMS if name == FULL_LOAD or any(part in name for part in wanted)]
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    statuses: dict[str, Any] = {}
     for index in range(arguments.rounds):
-        for name in ARMS:
+        for name in names:
             status = Path(tempfile.gettempdir()) / f"moecache-status-{os.getpid()}.json"
             results[name].append(run_arm(arguments, name, status))
             if status.exists():
@@ -82,6 +108,7 @@ def main() -> int:
                 status.unlink()
             print(f"round {index + 1}/{arguments.rounds}: {name}: {results[name][-1]}", file=sys.stderr, flush=True)
     print(table(results))
+    print(hit_rates(statuses))
     if arguments.json:
         arguments.json.write_text(json.dumps({"speeds": results, "status": statuses}, indent=1) + "\n")
     return 0
