@@ -32,7 +32,7 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "stock, -ncmoe 30": (
         ["-dev", "{device}", "-ncmoe", "30", "-lm", "none"],
         {},
-    ),  # of 40 layers: a quarter of the experts
+    ),  # of 40 layers: 25 %
     "MoECache, capacity 25%": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "25%"}),
     "stock, -ncmoe 22": (["-dev", "{device}", "-ncmoe", "22", "-lm", "none"], {}),  # 45 %
     "MoECache, capacity 45%": (["-dev", "{ours}", "-lm", "none"], {"GGML_MOECACHE_CAPACITY": "45%"}),
