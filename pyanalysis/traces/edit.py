@@ -56,44 +56,43 @@ class Selection:
 
 
 def copy(source: Path, writer: Writer) -> list[str]:
-    """Write the trace `source` as it is, streamed. Returns the reader's notes. Raises TraceError."""
+    """Write the trace `source` as it is. Returns the reader's notes. Raises TraceError."""
     return cut(source, writer, None)
 
 
 def cut(source: Path, writer: Writer, selection: Selection | None) -> list[str]:
-    """Write the selected events of `source`, streamed. Returns the reader's notes.
+    """Write the selected events of `source`; None: every line as it is. Returns the reader's notes.
 
-    Overflow, residency and unknown lines stay; the end record counts what is left. Raises TraceError, also if nothing
-    is left.
+    The trace is read and checked as a whole, and then once more, streamed. Overflow, residency and unknown lines stay;
+    the end record counts what is left. Memory: the columns of a Trace. Raises TraceError, also if nothing is left.
     """
-    reader = open_reader(source)
-    structure = Structure(reader.path)
+    trace = read_trace(source)
     n_kept = 0
-    for chunk in checked_chunks(reader, structure):
-        table = chunk.table if selection is None else chunk.table.filter(selection.of(chunk.table))
+    for lines in lines_again(trace, with_end=selection is None):
+        table = lines if selection is None else lines.filter(selection.of(lines))
         n_kept += pc.sum(pc.equal(table["type"], "event")).as_py() or 0
         writer.write(table)
-    metadata = reader.metadata or run_json.blank(structure.run_id or reader.path.stem)
+    metadata = trace.metadata
     if selection is not None:
         if n_kept == 0:
-            raise TraceError(reader.path, None, f"nothing is left: none of {structure.n_events:,} events is selected")
-        if structure.complete:
-            writer.write(end_record(structure, n_kept, structure.n_lost))
+            raise TraceError(trace.path, None, f"nothing is left: none of {trace.n_events:,} events is selected")
+        if trace.complete:
+            writer.write(end_record(trace, n_kept, trace.n_lost))
         metadata = run_json.edited(metadata, "cut", **selection.as_json())
         if selection.layers is not None:
-            metadata = _with_layers(metadata, structure.context_id, selection.layers)
+            metadata = _with_layers(metadata, trace.context_id, selection.layers)
     writer.finish(metadata)
-    return [*reader.notes, *structure.notes()]
+    return list(trace.notes)
 
 
-def end_record(log: Structure | Trace, n_events: int, n_lost: int) -> pa.Table:
+def end_record(log: Trace, n_events: int, n_lost: int) -> pa.Table:
     row = {"type": "end", "run_id": log.run_id, "context_id": log.context_id}
     return pa.Table.from_pylist([{**row, "events": n_events, "lost_events": n_lost}], schema=SCHEMA)
 
 
-def _with_layers(metadata: Metadata, context_id: int | None, layers: frozenset[int]) -> Metadata:
+def _with_layers(metadata: Metadata, context_id: int, layers: frozenset[int]) -> Metadata:
     """`metadata` whose model has `layers` only in its moe_layers."""
-    model = run_json.model_of(metadata, context_id or 0)
+    model = run_json.model_of(metadata, context_id)
     if model["moe_layers"] is None:
         return metadata
     kept = {**model, "moe_layers": [layer for layer in model["moe_layers"] if layer in layers]}
@@ -105,15 +104,15 @@ def _with_layers(metadata: Metadata, context_id: int | None, layers: frozenset[i
     return {**metadata, "contexts": contexts} if own else {**metadata, "model": kept}
 
 
-def lines_again(trace: Trace) -> Iterator[pa.Table]:
-    """The lines of a trace that has been read and checked, streamed a second time, without the end record.
+def lines_again(trace: Trace, *, with_end: bool = False) -> Iterator[pa.Table]:
+    """The lines of a trace that has been read and checked, streamed a second time, the end record only if `with_end`.
 
     Raises TraceError if the file is no longer the same.
     """
     reader = open_reader(trace.path)
     structure = Structure(reader.path)
     for chunk in checked_chunks(reader, structure):
-        yield chunk.table.filter(pc.not_equal(chunk.table["type"], "end"))
+        yield chunk.table if with_end else chunk.table.filter(pc.not_equal(chunk.table["type"], "end"))
     if (structure.n_events, structure.n_lost) != (trace.n_events, trace.n_lost):
         raise TraceError(trace.path, None, "has changed while it was read; wait until its process has ended")
 

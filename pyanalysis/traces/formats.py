@@ -17,6 +17,7 @@ from pyanalysis.traces.event import Event
 from pyanalysis.traces.jsonl import JsonlReader, JsonlWriter
 from pyanalysis.traces.log import Structure, raise_problem
 from pyanalysis.traces.npz import NpzReader, NpzWriter
+from pyanalysis.traces.output import Output
 from pyanalysis.traces.parquet import ParquetReader, ParquetWriter
 from pyanalysis.traces.progress import Progress
 from pyanalysis.traces.table import records_of
@@ -94,14 +95,17 @@ def open_reader(path: str | Path) -> Reader:
 def open_writer(path: str | Path, *, force: bool = False) -> Writer:
     """A trace to be written to `path`; a path without suffix, or an existing folder, becomes a directory with a log.
 
-    Raises TraceError if the target exists (unless `force`) or cannot be written.
+    That directory is made, its parent, or the folder of a file, is not. Raises TraceError if the target exists (unless
+    `force`) or cannot be written.
     """
     path = Path(path)
+    folder = None
     if path.is_dir() or not path.suffix:
         if path.is_file():
             raise TraceError(path, None, "exists and is a file; a name without suffix is a directory to write")
+        folder = None if path.is_dir() else path
         path = path / "routing.jsonl"
-    return _format_of(path).writer(path, force=force)
+    return Output(path, _format_of(path).writer, force=force, folder=folder)
 
 
 def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem = raise_problem) -> Iterator[Chunk]:
