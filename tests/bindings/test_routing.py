@@ -6,12 +6,14 @@ import hashlib
 import importlib.metadata
 import json
 import time
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
 import ggml_moecache
-from ggml_moecache import errors
+from ggml_moecache import _plugin, errors
 from ggml_moecache.routing import event_dtype
 
 TOKENS = [100, 200, 300, 400, 500]
@@ -116,6 +118,8 @@ def test_request_ids_by_hand(llm):
     for bad in (-1, 2**63, 2**64 - 1, 2**64, 1.5, "7", True):
         with pytest.raises(errors.ConfigError, match=r"request_id.* from 0 to 9223372036854775807"):
             ggml_moecache.set_request_id(llm, bad)
+    message = _plugin.c_api().moecache_set_request_id(llm._moecache_context_id, 2**63)
+    assert message == b"a request id must be at most 9223372036854775807. Got 9223372036854775808 instead."
     ggml_moecache.set_request_id(llm, 2**63 - 1)
     llm.eval(TOKENS[1:2])
     ggml_moecache.set_request_id(llm, None)
@@ -221,7 +225,10 @@ def test_metadata_of_a_live_log():
     assert (run["seed"], run["capacity"]) == (11, "0")
     assert run["llama_cpp"]["llama_cpp_python"] == importlib.metadata.version("llama-cpp-python")
     assert run["llama_cpp"]["ggml_version"] == "0.25.3"
+    assert run["llama_cpp"]["ggml_commit"]
     assert [context["file"] for context in run["contexts"]] == [None]
+    schema = json.loads((Path(__file__).parents[2] / "traces" / "run.schema.json").read_text())
+    jsonschema.validate(run, schema)
 
 
 def test_folders_that_cannot_take_a_log(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shlex
@@ -340,3 +341,19 @@ def test_reader_that_leaves_early_is_no_error(log):
     with process.stderr:
         assert process.stderr.read() == ""
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["check", "log"], 1), (["check", "log", "--json"], 1), (["show", "good"], 0)]
+)
+def test_exit_status_when_the_reader_has_left(log, tmp_path, arguments, status):
+    log.write_text("{}\n" + log.read_text())
+    logs.write(tmp_path / "good", logs.base_log())
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = Path(sys.executable).with_name("moecache")
+    with os.fdopen(writing, "wb") as nobody:
+        result = subprocess.run(
+            [program, "trace", *arguments], stdout=nobody, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    assert (result.returncode, result.stderr) == (status, "")
