@@ -4,6 +4,7 @@
 
 #include "backend/routing-recorder.h"
 #include "core/config.h"
+#include "core/live-ring.h"
 #include "core/routing-log.h"
 #include "core/run-metadata.h"
 #include "core/status.h"
@@ -29,16 +30,22 @@ public:
     // A plan with MoE blocks has been handed to the device. Returns "" or, once, why the log could not be opened.
     std::string computed(graph_plan & plan, const ggml_cgraph * graph);
 
-    void synchronized() { recorder.synchronized(); }
+    void synchronized() {
+        recorder.synchronized();
+        count();
+    }
 
 private:
     std::string open(const graph_plan & plan, const ggml_cgraph * graph);
+    void        count(); // bring the counters of the status up to date
+    void        announce(const graph_plan & plan, const ggml_cgraph * graph);
     void        describe(const graph_plan & plan, const ggml_cgraph * graph);
 
     ggml_backend_dev_t              dev;
     const config                    settings;
     std::shared_ptr<context_status> status;
     routing_recorder                recorder;
+    std::shared_ptr<live_channel>   channel; // nullptr: not asked for
     std::shared_ptr<event_ring>     live;
     std::unique_ptr<routing_log>    log;
     run_context                     facts;

@@ -52,8 +52,9 @@ struct context_counters {
     std::atomic<uint64_t> copy_bytes { 0 };
     std::atomic<uint64_t> n_partial_blocks { 0 }; // MoE blocks that an eval callback had cut
     std::atomic<uint64_t> n_unknown_blocks { 0 }; // MoE blocks of unknown form
-    std::atomic<uint64_t> n_log_events { 0 };     // events that the routing log has taken, set when it is closed
-    std::atomic<uint64_t> n_log_lost { 0 };       // events that it has lost: ring full, or not stored
+    // Of the routing log, brought up to date with every graph. On a GPU the events of the last graph may be missing.
+    std::atomic<uint64_t> n_log_events { 0 }; // events taken into its ring, but for those the file system has refused
+    std::atomic<uint64_t> n_log_lost { 0 };   // events lost: ring full, or refused by the file system
     std::atomic<uint64_t> log_ns { 0 }; // time that the thread of the graph spent on it, without waiting for the device
 };
 
@@ -66,6 +67,7 @@ public:
 
     uint64_t      context_id() const { return id; }
     context_facts facts() const;
+    bool          is_closed() const;
     void          update(const context_facts & facts);
     bool          add_fallback(reason why); // remembered once each, in order; true: it is new
     void          close(); // the context is being freed; one that never computed (--fit's) is forgotten
