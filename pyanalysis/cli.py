@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
 from pyanalysis import bench, simulate_command, trace
 from pyanalysis.calibrate import command as calibrate
+from pyanalysis.printing import discard_stdout, show
 from pyanalysis.record import command as record
 
 _RUN_HELP = """\
@@ -101,7 +101,7 @@ def _doctor(model: Path | None, *, as_json: bool) -> int:
     from pyanalysis import doctor  # noqa: PLC0415
 
     report = doctor.diagnose(model)
-    print(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
+    show(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
     return 2 if report["verdict"]["reason"] == "bad_config" else 0
 
 
@@ -111,11 +111,15 @@ def _config(*, as_json: bool) -> int:
     variables = config.variables()
     if as_json:
         rows = [{"name": v.name, "default": v.default, "values": v.values, "summary": v.summary} for v in variables]
-        print(json.dumps(rows, indent=2))
+        show(json.dumps(rows, indent=2))
         return 0
-    for variable in variables:
-        default = f"default {variable.default}" if variable.default else "no default"
-        print(f"{variable.name}  ({variable.values}; {default})\n    {variable.summary}")
+    defaults = [f"default {variable.default}" if variable.default else "no default" for variable in variables]
+    show(
+        "\n".join(
+            f"{variable.name}  ({variable.values}; {default})\n    {variable.summary}"
+            for variable, default in zip(variables, defaults, strict=True)
+        )
+    )
     return 0
 
 
@@ -159,7 +163,7 @@ def main() -> None:
         status = 2
     except KeyboardInterrupt:
         status = 130
-    except BrokenPipeError:  # `moecache ... | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+    except BrokenPipeError:  # `moecache run ... | head`: the reader has what it wanted
+        discard_stdout()
         status = 0
     sys.exit(status)

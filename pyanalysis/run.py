@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ggml_moecache
 from ggml_moecache._probe import devices_of
@@ -17,6 +20,9 @@ from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyErr
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.run_fields import check_new_log, file_sha256
 from pyanalysis import run_top1
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
 _DEVICE_OPTIONS = {"-dev", "--device"}
@@ -32,6 +38,8 @@ _LOAD_OPTIONS = {
     "--no-direct-io",
 }
 _CONVERSATION_OPTIONS = {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}
+_SEED_OPTIONS = {"-s", "--seed"}
+_RANDOM_SEED = 2**32 - 1  # -1
 _WARMUP_OPTIONS = {"--warmup", "--no-warmup"}
 
 
@@ -128,18 +136,40 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     return environment
 
 
-def finish_log(folder: Path, model: Path, status: int) -> int:
+def finish_log(folder: Path, model: Path, status: int, seed: int | None = None) -> int:
     """Describe the log of a run that ended with `status`; returns the exit status: 1 where there is no log at all."""
     if (folder / "run.json").is_file():
-        describe_log(folder, model)
+        describe_log(folder, model, seed)
     elif status == 0:
-        print(f"moecache: error: no log was written to {folder}: no expert was computed on the device", file=sys.stderr)
+        print(f"moecache: error: no log was written to {folder}: {_why_no_log(folder)}", file=sys.stderr)
         return 1
     return status
 
 
-def describe_log(folder: Path, model: Path) -> None:
-    """Add to run.json what the plugin is not told: the model's file, architecture and checksum.
+def _why_no_log(folder: Path) -> str:
+    """Why there is no run.json: the plugin makes the log first, when the first expert is computed."""
+    if any(folder.glob("routing*.jsonl")):
+        return "run.json could not be written, the log_file line above says why"
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return f"{there} cannot be written: {error.strerror}"
+    return "no expert was computed on the device"
+
+
+def seed_of(options: Sequence[str]) -> int | None:
+    """The seed that llama.cpp's `options` give, None: it is a random one. The last one counts, as 32 bits."""
+    seed = None
+    for name, value in itertools.pairwise(options):
+        if name in _SEED_OPTIONS and (number := re.match(r"\s*[+-]?\d+", value)):
+            seed = int(number[0]) % 2**32
+    return None if seed == _RANDOM_SEED else seed
+
+
+def describe_log(folder: Path, model: Path, seed: int | None = None) -> None:
+    """Add to run.json what the plugin is not told: the model's file, architecture and checksum, and the seed if any.
 
     Raises ConfigError if it cannot be written; the run.json that the plugin has written then stays.
     """
@@ -155,6 +185,8 @@ def describe_log(folder: Path, model: Path) -> None:
         "sha256": file_sha256(file.path),
     }
     metadata["model"] = described
+    if seed is not None:
+        metadata["seed"] = seed
     replace_run_json(path, metadata)
 
 
@@ -203,5 +235,6 @@ def run(arguments: list[str]) -> int:
         print("moecache:", *settings, shlex.join(command), file=sys.stderr)
     status = subprocess.run(command, env=environment, check=False).returncode
     if request.log is not None:
-        return finish_log(request.log, request.model or ggml_moecache.embedded_model(), status)
+        model = request.model or ggml_moecache.embedded_model()
+        return finish_log(request.log, model, status, seed_of(request.llama_options))
     return status

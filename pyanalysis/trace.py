@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError
+from pyanalysis.printing import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,8 @@ _EXAMPLES = """\
 A LOG is routing.jsonl, its Parquet or npz form, a directory that GGML_MOECACHE_LOG has written, or another program's
 trace: CSV of llama-moe-trace (pos,layer,id0,...), CSV route_trace v1, JSON Lines {"tok":n,"layers":[[ids],...]}, numpy
 archives. It is recognised by its content; traces/FORMAT.md and traces/FOREIGN.md describe all of them. A FILE becomes
-what its suffix says: .jsonl, .parquet, .npz. Without one it is a directory with run.json and routing.jsonl.
+what its suffix says: .jsonl, .parquet, .npz. Without one it is a directory with run.json and routing.jsonl. The folder
+that FILE lies in must exist.
 
 examples:
   moecache trace show log
@@ -117,9 +119,9 @@ def _show(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--top must be a whole number of at least 1, got {arguments.top}")
     found = [summary.summarize(read_trace(log), arguments.top) for log in logs_in(arguments.log)]
     if arguments.json:
-        print(json.dumps([one.as_json() for one in found], indent=2))
+        show(json.dumps([one.as_json() for one in found], indent=2))
     else:
-        print("\n\n".join(summary.as_text(one) for one in found))
+        show("\n\n".join(summary.as_text(one) for one in found))
     return 0
 
 
@@ -139,9 +141,9 @@ def _check(arguments: argparse.Namespace) -> int:
     if checked and arguments.log.is_dir():
         traces.check_layers_of_run(checked, problems.append)
     if arguments.json:
-        print(json.dumps(_check_as_json(problems, checked), indent=2))
+        show(json.dumps(_check_as_json(problems, checked), indent=2))
     else:
-        _print_check(problems, checked)
+        show("\n".join(_check_as_lines(problems, checked)))
     return 1 if problems else 0
 
 
@@ -156,18 +158,17 @@ def _check_as_json(problems: list[Problem], checked: list[Trace]) -> dict[str, A
     }
 
 
-def _print_check(problems: list[Problem], checked: list[Trace]) -> None:
-    for problem in problems[:_SHOWN_PROBLEMS]:
-        print(problem)
+def _check_as_lines(problems: list[Problem], checked: list[Trace]) -> list[str]:
+    lines = [str(problem) for problem in problems[:_SHOWN_PROBLEMS]]
     if len(problems) > _SHOWN_PROBLEMS:
-        print(f"... and {len(problems) - _SHOWN_PROBLEMS:,} problems more; --json lists all of them")
+        lines.append(f"... and {len(problems) - _SHOWN_PROBLEMS:,} problems more; --json lists all of them")
     bad = {problem.path for problem in problems}
     for trace in checked:
-        for note in trace.notes:
-            print(f"{trace.path}: note: {note}")
+        lines += [f"{trace.path}: note: {note}" for note in trace.notes]
         if trace.path not in bad:
             lost = f", {trace.n_lost:,} lost" if trace.n_lost else ""
-            print(f"{trace.path}: valid, {trace.n_events:,} events{lost}")
+            lines.append(f"{trace.path}: valid, {trace.n_events:,} events{lost}")
+    return lines
 
 
 # --- tools that write -----------------------------------------------------------------------------------------------

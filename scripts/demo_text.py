@@ -62,7 +62,7 @@ def through_llama_completion(capacity: str, log: Path) -> int:
             print("error: the plugin wrote no status, so it was not used; the log is above", file=sys.stderr)
             return 1
         report(json.loads(status_file.read_text(encoding="utf-8")))
-    run.describe_log(log, ggml_moecache.embedded_model())
+    run.describe_log(log, ggml_moecache.embedded_model(), SEED)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from ggml_moecache import _plugin
 from ggml_moecache._paths import embedded_model, llama_library_dir
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
+from ggml_moecache.log_settings import check_live_log, check_top1, log_variables, set_variable
 from ggml_moecache.logit_lens import LogitLens
 from ggml_moecache.run_fields import check_new_log, describe_run
 from ggml_moecache.top1 import Top1Recorder
@@ -67,31 +69,13 @@ def _check_n_seq_max(n_seq_max: object) -> None:
         )
 
 
-def _check_live_log(settings: dict[str, str]) -> None:
-    def in_force(name: str) -> str:
-        return settings.get(name) or _plugin.config_get(name)
-
-    if in_force("GGML_MOECACHE_LOG_LIVE") != "1":
-        return
-    if folder := in_force("GGML_MOECACHE_LOG"):
-        raise ConfigError(
-            "The 'live_log' parameter of load_model must be False when 'log' or GGML_MOECACHE_LOG names a folder "
-            f"({folder}): the ring has one consumer. Got True instead."
-        )
-    if in_force("GGML_MOECACHE_LOG_FULL") == "wait":
-        raise ConfigError(
-            "The 'log_full' parameter of load_model must be 'drop' with 'live_log': the consumer may be the thread "
-            "that waits. Got 'wait' instead."
-        )
-
-
 @contextlib.contextmanager
 def _settings(settings: dict[str, str]) -> Iterator[None]:
     """Variables of the plugin, in force inside the block: a context reads them when it is created."""
     before = {name: _plugin.config_get(name) for name in settings}
     try:
         for name, value in settings.items():
-            _plugin.config_set(name, value)
+            set_variable(name, value)
         yield
     finally:
         for name, value in before.items():
@@ -100,34 +84,6 @@ def _settings(settings: dict[str, str]) -> Iterator[None]:
 
 def _context_ids() -> set[int]:
     return {context["context_id"] for context in _plugin.status_json()["contexts"]}
-
-
-def _check_top1(
-    every: object, log: str | Path | None, log_full: str | None, arguments: dict[str, Any]
-) -> tuple[int, Path]:
-    """(every, folder of the log). Raises ConfigError for what excludes the recording of top1_token."""
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigError(
-            f"The 'log_top1_every' parameter of load_model must be a whole number of at least 1. Got {every!r} instead."
-        )
-    folder = log or _plugin.config_get("GGML_MOECACHE_LOG")
-    if not folder:
-        raise ConfigError("The 'log_top1_every' parameter of load_model needs a folder for the log: give 'log' too.")
-    if log_full == "drop":
-        raise ConfigError(
-            "The 'log_full' parameter of load_model must be 'wait' with 'log_top1_every': rows of a ubatch of which "
-            "events were lost could not be told apart. Got 'drop' instead."
-        )
-    if arguments.get("no_perf") is False:
-        raise ConfigError(
-            "The 'no_perf' parameter of load_model must be True with 'log_top1_every', which cuts every graph: such a "
-            "run gives no timings. Got False instead."
-        )
-    if arguments.get("lora_path") is not None:
-        raise ConfigError(
-            "The 'lora_path' parameter of load_model excludes 'log_top1_every', which reads the GGUF only."
-        )
-    return every, Path(folder)
 
 
 def _construct(
@@ -250,24 +206,19 @@ def load_model(
     >>> text = llm.create_completion("SQLite is a library that", max_tokens=8, temperature=0)["choices"][0]["text"]
 
     """
-    if log_full is None and log_top1_every is not None:
-        log_full = "wait"
-    settings = {
-        name: str(value)
-        for name, value in (
-            ("GGML_MOECACHE_CAPACITY", check_capacity(capacity)),
-            ("GGML_MOECACHE_LOG", log),
-            ("GGML_MOECACHE_LOG_RING_EVENTS", log_ring_events),
-            ("GGML_MOECACHE_LOG_FULL", log_full),
-            ("GGML_MOECACHE_LOG_LIVE", "1" if live_log else None),
-        )
-        if value is not None
-    }
+    for name, given in (("path", path), ("device", device)):
+        allowed = (str, os.PathLike) if name == "path" else (str,)
+        if not isinstance(given, allowed) and not (name == "path" and given is None):
+            raise ConfigError(f"The {name!r} parameter of load_model must be a string. Got {given!r} instead.")
+    settings = log_variables(log, log_ring_events, log_full, live_log, log_top1_every)
+    if (chosen := check_capacity(capacity)) is not None:
+        settings["GGML_MOECACHE_CAPACITY"] = chosen
     _check_n_seq_max(n_seq_max)
     file = read_model(embedded_model() if path is None else path)
     module, registry = load_backends()
     registry.load_plugin()
-    _check_live_log(settings)
+    with _construction_lock, _settings(settings):  # says what is wrong with a value, before anything is made
+        is_live = check_live_log(settings, log_top1_every)
     address = registry.device(device)
     if address is None or not device.startswith("MoECache"):
         names = [d["name"] for d in registry.devices() if d["name"].startswith("MoECache")]
@@ -276,14 +227,12 @@ def load_model(
     arguments = {"n_gpu_layers": -1, "use_mmap": False, **llama_kwargs}
     top1 = None
     if log_top1_every is not None:
-        every, folder = _check_top1(log_top1_every, log, log_full, llama_kwargs)
+        every, folder = check_top1(log_top1_every, settings, llama_kwargs)
         top1 = Top1Recorder(LogitLens(file), frozenset(file.expert_sizes_bytes()), every, folder)
         arguments["no_perf"] = True
-    if log == "":
-        raise ConfigError("The 'log' parameter of load_model must name a folder. Got '' instead.")
     if log is not None:
         check_new_log(Path(log))
-    if log is not None or _plugin.config_get("GGML_MOECACHE_LOG"):
+    if is_live or log is not None or _plugin.config_get("GGML_MOECACHE_LOG"):
         describe_run(file, seed=llama_kwargs.get("seed"), top1_every=log_top1_every)
     try:
         return _construct(module.Llama, address, file.path, settings, arguments, top1=top1, n_seq_max=n_seq_max)

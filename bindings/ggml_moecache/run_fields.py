@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -28,17 +29,28 @@ def file_sha256(path: Path) -> str:
 
 
 def check_new_log(folder: Path) -> None:
-    """Make `folder`; raise ConfigError if it cannot take a new log: before a model is loaded for nothing.
+    """Raise ConfigError if `folder` cannot take a new log: before a model is loaded for nothing.
 
+    A folder that does not exist is made and removed again: the plugin makes it when there is something to write.
     A further context of this process may log into the folder of one before.
     """
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise ConfigError(f"{folder} is a file, not a folder; name another one for the log.") from None
+        for part in reversed([part for part in (folder, *folder.parents) if not part.exists()]):
+            part.mkdir()
+            made.append(part)
+        is_folder = folder.is_dir()
+    except FileExistsError:  # a link to nothing
+        is_folder = False
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made for the log: {error.strerror or error}.") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
+    finally:
+        for part in reversed(made):
+            with contextlib.suppress(OSError):  # another program uses it by now
+                part.rmdir()
+    if not is_folder:
+        raise ConfigError(f"{folder} is a file, not a folder; name another one for the log.")
+    if not made and not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{folder} cannot be written: name another folder for the log.")
     run = folder / "run.json"
     if (run.exists() or any(folder.glob("routing*.jsonl"))) and not _is_of_this_process(run):

@@ -157,7 +157,10 @@ class _Top1File:
     """The file beside a routing log. One line per ubatch and layer, each written at once."""
 
     def __init__(self, folder: Path, context_id: int | None) -> None:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        try:
+            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise BackendError(f"{folder} has no run.json: the log itself could not be opened") from None
         context = next((c for c in run["contexts"] if c["context_id"] == context_id), None)
         if context is None or run["run_id"] != run_metadata()["run_id"]:
             raise BackendError(f"{folder} holds the log of another run")

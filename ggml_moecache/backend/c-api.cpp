@@ -1,5 +1,6 @@
 #include "core/config.h"
 #include "core/live-ring.h"
+#include "core/request-tracker.h"
 #include "core/run-metadata.h"
 #include "core/status.h"
 #include "ggml-moecache.h"
@@ -64,10 +65,19 @@ const char * moecache_run_set(const char * field, const char * json) {
     return message(run_metadata_set_field(field != nullptr ? field : "", json != nullptr ? json : "null"));
 }
 
+static std::string no_context(uint64_t context_id, bool closed) {
+    return closed ? "context " + std::to_string(context_id) + " is closed" :
+                    "there is no context " + std::to_string(context_id) + ", or no longer";
+}
+
 const char * moecache_set_request_id(uint64_t context_id, uint64_t request_id) {
     const auto context = context_status::find(context_id);
-    if (context == nullptr) {
-        return message("there is no context " + std::to_string(context_id));
+    if (context == nullptr || context->is_closed()) {
+        return message(no_context(context_id, context != nullptr));
+    }
+    if (request_id > request_tracker::max_id && request_id != request_tracker::automatic) {
+        return message("a request id must be at most " + std::to_string(request_tracker::max_id) + ". Got " +
+                       std::to_string(request_id) + " instead.");
     }
     context->request_id = request_id;
     return nullptr;
@@ -78,30 +88,62 @@ const char * moecache_set_request_id(uint64_t context_id, uint64_t request_id) {
 static_assert(sizeof(moecache_event) == sizeof(routing_event), "the C API and the ring have one layout");
 
 struct moecache_ring {
-    std::shared_ptr<event_ring> ring;
+    std::shared_ptr<live_channel> channel;
+    bool                          is_consumer;
 };
 
-moecache_ring * moecache_ring_open(uint64_t context_id) {
-    auto ring = live_ring_get(context_id);
-    return ring != nullptr ? new moecache_ring { std::move(ring) } : nullptr;
+const char * moecache_ring_open(uint64_t context_id, moecache_ring ** ring) {
+    *ring              = nullptr;
+    const auto context = context_status::find(context_id);
+    if (context == nullptr || context->is_closed()) {
+        return message(no_context(context_id, context != nullptr));
+    }
+    auto channel = live_channel_find(context_id);
+    if (channel == nullptr) {
+        return message("context " + std::to_string(context_id) +
+                       " does not log live: GGML_MOECACHE_LOG_LIVE (live_log in Python) was 0 when it was created");
+    }
+    if (!channel->take()) {
+        return message("the ring of context " + std::to_string(context_id) +
+                       " has a consumer already; close that one first");
+    }
+    *ring = new moecache_ring { std::move(channel), true };
+    return nullptr;
+}
+
+void moecache_ring_detach(moecache_ring * ring) {
+    if (ring->is_consumer) {
+        ring->is_consumer = false;
+        ring->channel->leave();
+    }
 }
 
 void moecache_ring_close(moecache_ring * ring) {
-    delete ring;
+    if (ring != nullptr) {
+        moecache_ring_detach(ring);
+        delete ring;
+    }
 }
 
 void moecache_ring_get_info(const moecache_ring * ring, moecache_ring_info * info) {
-    *info = { ring->ring->stride_bytes(), ring->ring->k_max(), ring->ring->n_slots(), ring->ring->n_committed(),
-              ring->ring->n_lost() };
+    const auto events = ring->channel->ring();
+    *info             = {};
+    if (events != nullptr) {
+        *info = { events->stride_bytes(), events->k_max(), events->n_slots(), events->n_committed(), events->n_lost() };
+    }
 }
 
 size_t moecache_ring_peek(const moecache_ring * ring, const void ** events) {
     const routing_event * first = nullptr;
-    const size_t          n     = ring->ring->peek(&first);
+    const auto            held  = ring->is_consumer ? ring->channel->ring() : nullptr;
+    const size_t          n     = held != nullptr ? held->peek(&first) : 0;
     *events                     = first;
     return n;
 }
 
 void moecache_ring_release(moecache_ring * ring, size_t n_events) {
-    ring->ring->release(n_events);
+    const auto held = ring->is_consumer ? ring->channel->ring() : nullptr;
+    if (held != nullptr) {
+        held->release(n_events);
+    }
 }

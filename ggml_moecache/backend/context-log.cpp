@@ -1,7 +1,6 @@
 #include "backend/context-log.h"
 
 #include "core/expert-name.h"
-#include "core/live-ring.h"
 #include "transfer/cuda-events.h"
 
 #include <algorithm>
@@ -19,25 +18,25 @@ namespace moecache {
 context_log::context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings,
                          std::shared_ptr<context_status> status) :
     dev(dev), settings(settings), status(status),
-    recorder(dev, inner, settings.log_wait && !settings.log_live, status->request_id) {}
+    recorder(dev, inner, settings.log_wait && !settings.log_live, status->request_id),
+    channel(settings.log_live ? live_channel_open(status->context_id()) : nullptr) {}
 
 context_log::~context_log() {
     recorder.land_all();
-    status->counters.log_ns = recorder.spent_ns();
-    if (live != nullptr) {
-        status->counters.n_log_events = live->n_committed();
-        status->counters.n_log_lost   = live->n_lost();
-        live_ring_set(status->context_id(), nullptr);
+    if (channel != nullptr) {
+        live_channel_close(status->context_id());
+    }
+    if (live != nullptr || log != nullptr) {
+        facts.output_row_layers.assign(recorder.output_row_layers().begin(), recorder.output_row_layers().end());
+        run_metadata_set(facts);
     }
     if (log == nullptr) {
+        count();
         return;
     }
-    facts.output_row_layers.assign(recorder.output_row_layers().begin(), recorder.output_row_layers().end());
-    run_metadata_set(facts);
     log->close();
-    status->counters.n_log_events = log->n_written();
-    status->counters.n_log_lost   = log->n_lost();
-    std::string error             = log->error();
+    count();
+    std::string error = log->error();
     if (error.empty()) {
         error = run_metadata_write(settings.log_folder);
     }
@@ -125,6 +124,7 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
     facts.context_id              = status->context_id();
     facts.device                  = device->name;
     facts.gpu                     = device->standin ? "" : ggml_backend_dev_description(device->inner);
+    facts.ggml_commit             = ggml_commit();
     facts.capacity                = settings.capacity.text;
     facts.folder                  = settings.log_folder;
     facts.n_layers                = count_layers(graph);
@@ -176,6 +176,18 @@ static std::string choose_file_name(const std::string & folder, uint64_t context
     return "routing.jsonl";
 }
 
+// Make the context known to run.json.
+void context_log::announce(const graph_plan & plan, const ggml_cgraph * graph) {
+    describe(plan, graph);
+    if (!device_get(dev)->standin) {
+        std::string runtime;
+        std::string driver;
+        cuda_versions(runtime, driver);
+        run_metadata_set_cuda(runtime, driver);
+    }
+    run_metadata_set(facts);
+}
+
 std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
     warn_of_layers_without_down(graph, device_get(dev));
     size_t k_max = 1;
@@ -184,8 +196,9 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     }
     if (settings.log_live) {
         live = std::make_shared<event_ring>(settings.n_log_ring_events, k_max);
-        live_ring_set(status->context_id(), live);
+        channel->set_ring(live);
         recorder.set_ring(live.get(), false, nullptr); // a consumer expects the events of what has been computed
+        announce(plan, graph);
         return "";
     }
     std::string         error;
@@ -204,7 +217,6 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
     if (log == nullptr) {
         return error;
     }
-    describe(plan, graph);
     facts.file = options.file_name;
     if (cache != nullptr) {
         facts.policy    = cache->policy_name();
@@ -212,15 +224,21 @@ std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph
         facts.per_layer = settings.per_layer;
         facts.sync      = settings.sync;
     }
-    if (!device_get(dev)->standin) {
-        std::string runtime;
-        std::string driver;
-        cuda_versions(runtime, driver);
-        run_metadata_set_cuda(runtime, driver);
-    }
-    run_metadata_set(facts);
+    announce(plan, graph);
     recorder.set_ring(&log->ring(), true, cache);
     return run_metadata_write(settings.log_folder);
+}
+
+void context_log::count() {
+    context_counters & counters = status->counters;
+    counters.log_ns             = recorder.spent_ns();
+    if (live != nullptr) {
+        counters.n_log_events = live->n_committed();
+        counters.n_log_lost   = live->n_lost();
+    } else if (log != nullptr) {
+        counters.n_log_events = log->n_taken();
+        counters.n_log_lost   = log->n_lost();
+    }
 }
 
 std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
@@ -240,6 +258,7 @@ std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, 
         status->counters.n_log_lost += plan.counts.n_events;
     } else {
         recorder.record(plan, graph);
+        count();
     }
     return error;
 }

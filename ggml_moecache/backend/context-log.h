@@ -4,6 +4,7 @@
 
 #include "backend/routing-recorder.h"
 #include "core/config.h"
+#include "core/live-ring.h"
 #include "core/routing-log.h"
 #include "core/run-metadata.h"
 #include "core/status.h"
@@ -30,16 +31,22 @@ public:
     // `cache`: of the context, nullptr = none; the same at every call after the first graph with MoE blocks.
     std::string computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
 
-    void synchronized() { recorder.synchronized(); }
+    void synchronized() {
+        recorder.synchronized();
+        count();
+    }
 
 private:
     std::string open(const graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
+    void        count(); // bring the counters of the status up to date
+    void        announce(const graph_plan & plan, const ggml_cgraph * graph);
     void        describe(const graph_plan & plan, const ggml_cgraph * graph);
 
     ggml_backend_dev_t              dev;
     const config                    settings;
     std::shared_ptr<context_status> status;
     routing_recorder                recorder;
+    std::shared_ptr<live_channel>   channel; // nullptr: not asked for
     std::shared_ptr<event_ring>     live;
     std::unique_ptr<routing_log>    log;
     run_context                     facts;

@@ -46,9 +46,13 @@ routing_event * event_ring::begin(uint64_t batch_id) {
 }
 
 void event_ring::commit() {
-    gap       = 0;
-    gap_batch = 0;
-    head.store(head.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    gap                  = 0;
+    gap_batch            = 0;
+    const uint64_t index = head.load(std::memory_order_relaxed);
+    if (slot(index)->kind == MOECACHE_SLOT_EVENT) {
+        n_events.store(n_events.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    }
+    head.store(index + 1, std::memory_order_release);
 }
 
 size_t event_ring::peek(const routing_event ** events) const {

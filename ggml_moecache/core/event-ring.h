@@ -113,7 +113,7 @@ public:
     size_t   stride_bytes() const { return stride; }
     size_t   n_slots() const { return n; }
     size_t   k_max() const { return k_max_; }
-    uint64_t n_committed() const { return head.load(std::memory_order_acquire); }
+    uint64_t n_committed() const { return n_events.load(std::memory_order_acquire); } // events; decisions are none
     uint64_t n_lost() const { return lost.load(std::memory_order_relaxed); }
 
     // Of the gap that no event has carried yet. REQUIRES: the producer has stopped.
@@ -129,7 +129,8 @@ private:
     std::unique_ptr<char[]> memory;
 
     // Producer and consumer each write their own cache line.
-    alignas(64) std::atomic<uint64_t> head { 0 }; // events committed
+    alignas(64) std::atomic<uint64_t> head { 0 }; // slots committed
+    std::atomic<uint64_t> n_events { 0 };         // of these, events
     uint64_t              cached_tail = 0;        // of the producer: what it last saw of `tail`
     uint32_t              gap         = 0;        // events lost since the last commit
     uint64_t              gap_batch   = 0;

@@ -6,10 +6,30 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 namespace moecache {
+
+write_signals_blocked::write_signals_blocked() {
+    sigset_t waiting; // one that waits already is not ours to take
+    sigpending(&waiting);
+    sigemptyset(&ours);
+    for (const int signal : { SIGXFSZ, SIGPIPE }) {
+        if (sigismember(&waiting, signal) == 0) {
+            sigaddset(&ours, signal);
+        }
+    }
+    pthread_sigmask(SIG_BLOCK, &ours, &before);
+}
+
+write_signals_blocked::~write_signals_blocked() {
+    const timespec no_time {};
+    while (sigtimedwait(&ours, nullptr, &no_time) > 0) { // unblocked, what waits would be delivered after all
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
 
 static std::string failure(const std::string & path) {
     return "cannot write " + path + ": " + std::strerror(errno);
@@ -25,8 +45,9 @@ static bool write_all(const std::string & path, const std::string & text) {
 }
 
 std::string file_replace(const std::string & path, const std::string & text) {
-    struct stat info;
-    const bool  exists = stat(path.c_str(), &info) == 0;
+    const write_signals_blocked guard;
+    struct stat                 info;
+    const bool                  exists = stat(path.c_str(), &info) == 0;
     if (exists && !S_ISREG(info.st_mode)) { // a device or a pipe is written to, not replaced
         return write_all(path, text) ? "" : failure(path);
     }

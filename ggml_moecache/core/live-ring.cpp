@@ -1,37 +1,49 @@
 #include "core/live-ring.h"
 
 #include <map>
-#include <mutex>
 
 namespace moecache {
 
 namespace {
 
-struct live_rings {
-    std::mutex                                      mutex;
-    std::map<uint64_t, std::shared_ptr<event_ring>> rings;
+struct open_channels {
+    std::mutex                                        mutex;
+    std::map<uint64_t, std::shared_ptr<live_channel>> channels;
 };
 
-live_rings & all() {
-    static live_rings * only = new live_rings; // contexts may outlive static objects
+open_channels & all() {
+    static open_channels * only = new open_channels; // contexts may outlive static objects
     return *only;
 }
 
 } // namespace
 
-void live_ring_set(uint64_t context_id, std::shared_ptr<event_ring> ring) {
-    std::lock_guard<std::mutex> lock(all().mutex);
-    if (ring != nullptr) {
-        all().rings[context_id] = std::move(ring);
-    } else {
-        all().rings.erase(context_id);
-    }
+void live_channel::set_ring(std::shared_ptr<event_ring> made) {
+    std::lock_guard<std::mutex> lock(mutex);
+    events = std::move(made);
 }
 
-std::shared_ptr<event_ring> live_ring_get(uint64_t context_id) {
+std::shared_ptr<event_ring> live_channel::ring() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return events;
+}
+
+std::shared_ptr<live_channel> live_channel_open(uint64_t context_id) {
+    auto                        channel = std::make_shared<live_channel>();
     std::lock_guard<std::mutex> lock(all().mutex);
-    const auto                  it = all().rings.find(context_id);
-    return it != all().rings.end() ? it->second : nullptr;
+    all().channels[context_id] = channel;
+    return channel;
+}
+
+void live_channel_close(uint64_t context_id) {
+    std::lock_guard<std::mutex> lock(all().mutex);
+    all().channels.erase(context_id);
+}
+
+std::shared_ptr<live_channel> live_channel_find(uint64_t context_id) {
+    std::lock_guard<std::mutex> lock(all().mutex);
+    const auto                  it = all().channels.find(context_id);
+    return it != all().channels.end() ? it->second : nullptr;
 }
 
 } // namespace moecache

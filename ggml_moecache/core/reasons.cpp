@@ -41,7 +41,7 @@ static const reason_info table[] = {
       "CUDA0 when nothing is said), and check that layers are on it (--n-gpu-layers)." },
     { reason::log_file, "log_file",
       "The routing log could not be opened or written; the model runs on, and events that are not stored are counted as "
-      "lost." },
+      "lost. A log does not go on after an error, also when there is room again." },
     { reason::fewer_slots, "fewer_slots",
       "The device has no room for as many slots as GGML_MOECACHE_CAPACITY asks for: it got as many as fit. Make the context or the "
       "capacity smaller." },

@@ -42,7 +42,7 @@ request_tracker::request_tracker() {
 void request_tracker::set_request_id(uint64_t request_id) {
     by_hand    = request_id != automatic;
     id_by_hand = request_id;
-    next_id    = by_hand ? std::max(next_id, request_id + 1) : next_id;
+    next_id    = by_hand && request_id < id_limit ? std::max(next_id, request_id + 1) : next_id;
 }
 
 // A cell that is freed and written by another request holds another token than the one that is remembered.
@@ -135,8 +135,9 @@ void request_tracker::set_phases(std::vector<token_info> & tokens, const std::ve
     for (token_info & token : tokens) {
         const auto owner = owner_of(token);
         if (owner != requests.end() && token.token_index > 0) {
-            const bool verifies = owner->prompt_seen && owner->n_outputs_in_batch == owner->n_in_batch;
-            token.phase         = owner->n_in_batch == 1 || verifies ? MOECACHE_PHASE_DECODE : MOECACHE_PHASE_PREFILL;
+            const bool verifies = owner->prompt_seen && owner->n_outputs_in_batch == owner->n_in_batch &&
+                                  owner->n_in_batch <= max_draft_tokens;
+            token.phase = owner->n_in_batch == 1 || verifies ? MOECACHE_PHASE_DECODE : MOECACHE_PHASE_PREFILL;
         }
     }
     for (request & owner : requests) {

@@ -13,7 +13,8 @@
 //
 // Nor is it told which tokens were generated. A prompt's logits are wanted of its last token only, those of a draft of
 // every token. A program that wants the logits of a whole prompt (perplexity) never shows a token that is no output, so
-// its later ubatches are not taken for drafts.
+// its later ubatches are not taken for drafts; one that wants those of the second half of it does, so what is longer
+// than a draft can be is not taken for one either.
 #pragma once
 
 #include <cstddef>
@@ -45,18 +46,25 @@ struct attention_view {
 
 class request_tracker {
 public:
+    // Tokens of one request that are verified at once: also what the expert cache takes for decode work.
+    static constexpr uint32_t max_draft_tokens = 32;
+
     request_tracker();
 
     // Assign the tokens of one ubatch. `positions` may be nullptr (the graph has none): they then count on. `attention`
     // may be nullptr. `outputs` are the rows whose logits are wanted; nullptr: not known. Writes one entry per token to
     // `result`. decode = the only token of its request in the ubatch, at a position above 0; or one of several whose
-    // logits are all wanted, of a request whose prompt was seen: a draft that is verified.
+    // logits are all wanted, at most max_draft_tokens, of a request whose prompt was seen: a draft that is verified.
     void assign(const int32_t * positions, size_t n_tokens, std::vector<token_info> & result,
                 const attention_view * attention = nullptr, const std::vector<int32_t> * outputs = nullptr);
 
-    // For tokens from the next ubatch on. `automatic` goes back to telling requests apart.
+    // For tokens from the next ubatch on. `automatic` goes back to telling requests apart: under ids above all before,
+    // of which those set by hand count below `id_limit` only, so that ids never run out.
+    // REQUIRES: request_id <= max_id, or automatic.
     void                      set_request_id(uint64_t request_id);
     static constexpr uint64_t automatic = UINT64_MAX;
+    static constexpr uint64_t max_id    = INT64_MAX;
+    static constexpr uint64_t id_limit  = uint64_t(1) << 62;
 
 private:
     static constexpr int32_t n_remembered = 64; // positions that a request may be taken back by

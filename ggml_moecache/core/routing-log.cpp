@@ -1,6 +1,7 @@
 #include "core/routing-log.h"
 
 #include "core/expert-name.h"
+#include "core/file.h"
 
 #include <cerrno>
 #include <charconv>
@@ -290,6 +291,7 @@ bool routing_log::drain() {
 }
 
 void routing_log::run() {
+    const write_signals_blocked guard;
     while (!stop) {
         if (!drain()) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));

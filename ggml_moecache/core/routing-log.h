@@ -45,7 +45,13 @@ public:
 
     event_ring & ring() { return events; }
 
-    uint64_t    n_written() const { return written; }
+    uint64_t n_written() const { return written; }
+
+    // Events that the ring has taken, but for those that the file system has refused. After close(): n_written().
+    uint64_t n_taken() const {
+        const uint64_t n_refused = unwritten; // read first: it is never above n_committed()
+        return events.n_committed() - n_refused;
+    }
     uint64_t    n_lost() const { return events.n_lost() + unwritten; } // ring full, or not stored by the file system
     bool        failed() const { return error_number != 0; }
     std::string error() const; // of the file, "" = none

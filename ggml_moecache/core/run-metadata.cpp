@@ -11,6 +11,8 @@
 #include <map>
 #include <mutex>
 
+#include <dlfcn.h>
+
 namespace moecache {
 
 namespace {
@@ -73,6 +75,19 @@ void put_text(json_writer & json, const char * key, const std::string & text) {
     text.empty() ? json.null(key) : json.value(key, text);
 }
 
+// What llama.cpp's programs print with --version. Their library of common code shows it where it is a shared one; in a
+// program that is linked statically, and in Python, nobody knows.
+void write_llama_build(json_writer & json) {
+    const void * number = dlsym(RTLD_DEFAULT, "LLAMA_BUILD_NUMBER");
+    const void * commit = dlsym(RTLD_DEFAULT, "LLAMA_COMMIT");
+    if (number == nullptr || commit == nullptr) {
+        json.null("build").null("commit");
+        return;
+    }
+    json.value("build", static_cast<uint64_t>(*static_cast<const int *>(number)));
+    json.value("commit", std::string(*static_cast<const char * const *>(commit)));
+}
+
 void write_layouts(json_writer & json, const run_context & context) {
     json.begin_array("expert_bytes");
     for (const expert_layout & layout : context.layouts) {
@@ -117,6 +132,8 @@ void write_model(json_writer & json, const char * key, const known_context & con
 void write_machine(json_writer & json, const run_state & s, const std::vector<known_context> & contexts,
                    const run_fields_by_name & fields) {
     json.begin_object("llama_cpp").value("ggml_version", MOECACHE_GGML_VERSION);
+    put_text(json, "ggml_commit", contexts.empty() ? "" : contexts.front().ggml_commit);
+    write_llama_build(json);
     put(json, fields, "llama_cpp_python", "llama_cpp.llama_cpp_python", "null");
     json.end_object();
     if (s.has_cuda) {
@@ -212,7 +229,8 @@ std::string run_metadata_json(const std::string & folder) {
     const std::string           wanted = !folder.empty() || s.contexts.empty() ? folder : s.contexts.back().folder;
     std::vector<known_context>  contexts;
     for (const known_context & context : s.contexts) {
-        if (context.folder == wanted) {
+        const bool is_newest = &context == &s.contexts.back();
+        if (wanted.empty() ? is_newest : context.folder == wanted) { // live logs have no folder in common
             contexts.push_back(context);
         }
     }
@@ -228,7 +246,8 @@ std::string run_metadata_json(const std::string & folder) {
     }
     json.begin_array("contexts");
     for (const known_context & context : contexts) {
-        json.begin_object().value("context_id", context.context_id).value("file", context.file);
+        json.begin_object().value("context_id", context.context_id);
+        put_text(json, "file", context.file);
         json.value("device", context.device).value("capacity", context.capacity);
         if (context.fingerprint == contexts.front().fingerprint) {
             json.null("model");

@@ -23,11 +23,12 @@ struct expert_layout {
 
 struct run_context {
     uint64_t                   context_id = 0;
-    std::string                folder;      // of its log; a folder's run.json tells of the contexts that log there
-    std::string                file;        // name of its log there
-    std::string                device;      // "MoECache0"
-    std::string                gpu;         // name of the GPU, "" for the stand-in
+    std::string                folder; // of its log; a folder's run.json tells of the contexts that log there. "": live
+    std::string                file;   // name of its log there, "" without a folder
+    std::string                device; // "MoECache0"
+    std::string                gpu;    // name of the GPU, "" for the stand-in
     std::string                fingerprint; // of the store
+    std::string                ggml_commit; // that the loaded ggml was built from
     std::string                capacity;
     std::string                policy; // with parameters; "" = there is no cache
     uint64_t                   n_slots   = 0;

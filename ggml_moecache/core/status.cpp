@@ -76,6 +76,11 @@ context_facts context_status::facts() const {
     return current;
 }
 
+bool context_status::is_closed() const {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    return closed;
+}
+
 void context_status::update(const context_facts & facts) {
     std::lock_guard<std::mutex> lock(status_mutex());
     current = facts;

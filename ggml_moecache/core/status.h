@@ -56,8 +56,9 @@ struct context_counters {
     std::atomic<uint64_t> n_whole_blocks { 0 };   // MoE blocks that the CPU computed although their experts have slots
     std::atomic<uint64_t> n_evictions { 0 };
     std::atomic<uint64_t> n_copies_late { 0 }; // copies that were not complete when their layer's next token came
-    std::atomic<uint64_t> n_log_events { 0 };  // events that the routing log has taken, set when it is closed
-    std::atomic<uint64_t> n_log_lost { 0 };    // events that it has lost: ring full, or not stored
+    // Of the routing log, brought up to date with every graph. On a GPU the events of the last graph may be missing.
+    std::atomic<uint64_t> n_log_events { 0 }; // events taken into its ring, but for those the file system has refused
+    std::atomic<uint64_t> n_log_lost { 0 };   // events lost: ring full, or refused by the file system
     std::atomic<uint64_t> log_ns { 0 }; // time that the thread of the graph spent on it, without waiting for the device
 };
 
@@ -70,6 +71,7 @@ public:
 
     uint64_t      context_id() const { return id; }
     context_facts facts() const;
+    bool          is_closed() const;
     void          update(const context_facts & facts);
     bool          add_fallback(reason why); // remembered once each, in order; true: it is new
     void          close(); // the context is being freed; one that never computed (--fit's) is forgotten

@@ -67,18 +67,25 @@ typedef struct moecache_ring_info {
     uint64_t n_lost;      // events lost because it was full
 } moecache_ring_info;
 
-// The ring of a context, or NULL when it has none (yet: it is made at the first graph with an MoE block). The handle
-// stays valid after the context is gone. Close every handle.
-MOECACHE_API moecache_ring * moecache_ring_open(uint64_t context_id);
-MOECACHE_API void            moecache_ring_close(moecache_ring * ring);
-MOECACHE_API void            moecache_ring_get_info(const moecache_ring * ring, moecache_ring_info * info);
+// Become the consumer of a context's events; there is one at a time. The ring is made at the first graph with an MoE
+// block: until then there are no events, and the fields of its info are 0. The handle, and what is in the ring, stay
+// valid after the context is gone. Returns NULL or a message: there is no such context, it is closed, it was created
+// without GGML_MOECACHE_LOG_LIVE=1, it has a consumer already; `*ring` is then NULL.
+MOECACHE_API const char * moecache_ring_open(uint64_t context_id, moecache_ring ** ring);
+
+// Stop being the consumer: from now on another may open the context's ring, and this handle has no events to give.
+// Memory that was peeked stays readable until the handle is closed. Close every handle.
+MOECACHE_API void moecache_ring_detach(moecache_ring * ring);
+MOECACHE_API void moecache_ring_close(moecache_ring * ring);
+MOECACHE_API void moecache_ring_get_info(const moecache_ring * ring, moecache_ring_info * info);
 
 // Events that can be read where they lie: `*events` is set to the first, their number is returned. They stay valid
-// until they are released. One consumer at a time.
+// until they are released.
 MOECACHE_API size_t moecache_ring_peek(const moecache_ring * ring, const void ** events);
 MOECACHE_API void   moecache_ring_release(moecache_ring * ring, size_t n_events);
 
-// Request id of the tokens of a context's next ubatches; UINT64_MAX: told by positions again. NULL or a message.
+// Request id of the tokens of a context's next ubatches, below 2^63 (it must fit a signed integer of 64 bits);
+// UINT64_MAX: told by positions again, under ids above the highest id below 2^62 that was set. NULL or a message.
 MOECACHE_API const char * moecache_set_request_id(uint64_t context_id, uint64_t request_id);
 
 // run.json as it would be written now, like moecache_status_json(); and fields of it that only the program knows

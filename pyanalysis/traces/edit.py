@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyanalysis.traces import metadata as run_json
 from pyanalysis.traces.check import check_trace
 from pyanalysis.traces.errors import TraceError
-from pyanalysis.traces.formats import checked_chunks, format_of, load_trace, open_reader, read_trace, the_log
+from pyanalysis.traces.formats import checked_chunks, open_reader, read_trace
 from pyanalysis.traces.log import Structure, raise_problem
 from pyanalysis.traces.table import SCHEMA
 
@@ -62,7 +62,7 @@ class Selection:
 
 
 def copy(source: Path, writer: Writer, n_experts: int | None = None) -> list[str]:
-    """Write the trace `source` as it is, streamed. Returns the reader's notes.
+    """Write the trace `source` as it is. Returns the reader's notes.
 
     `n_experts` (per layer) goes into the metadata of a trace that does not know it, and its ids are checked against it.
     Raises TraceError.
@@ -71,45 +71,41 @@ def copy(source: Path, writer: Writer, n_experts: int | None = None) -> list[str
 
 
 def cut(source: Path, writer: Writer, selection: Selection | None, n_experts: int | None = None) -> list[str]:
-    """Write the selected events of `source`, streamed. Returns the reader's notes.
+    """Write the selected events of `source`; None: every line as it is. Returns the reader's notes.
 
-    Overflow, residency and unknown lines stay; the end record counts what is left. A trace of another program is
-    checked as a whole before anything is written. Raises TraceError, also if nothing is left.
+    The trace is read and checked as a whole, and then once more, streamed. Overflow, residency and unknown lines stay;
+    the end record counts what is left. Memory: the columns of a Trace. Raises TraceError, also if nothing is left.
     """
-    if n_experts is not None or not format_of(the_log(source)).is_log:
-        _check_whole(source, n_experts)
-    reader = open_reader(source)
-    structure = Structure(reader.path)
+    trace = read_trace(source)
+    if n_experts is not None:
+        trace = _knowing_experts(trace, n_experts)
     n_kept = 0
-    for chunk in checked_chunks(reader, structure):
-        table = chunk.table if selection is None else chunk.table.filter(selection.of(chunk.table))
+    for lines in lines_again(trace, with_end=selection is None):
+        table = lines if selection is None else lines.filter(selection.of(lines))
         if selection is not None and not selection.weights:
             table = _without(table, "router_weights")
         n_kept += pc.sum(pc.equal(table["type"], "event")).as_py() or 0
         writer.write(table)
-    metadata = reader.metadata or run_json.blank(structure.run_id or reader.path.stem)
-    if n_experts is not None:
-        metadata = _with_experts(metadata, n_experts)
+    metadata = trace.metadata
     if selection is not None:
         if n_kept == 0:
-            raise TraceError(reader.path, None, f"nothing is left: none of {structure.n_events:,} events is selected")
-        if structure.complete:
-            writer.write(end_record(structure, n_kept, structure.n_lost))
+            raise TraceError(trace.path, None, f"nothing is left: none of {trace.n_events:,} events is selected")
+        if trace.complete:
+            writer.write(end_record(trace, n_kept, trace.n_lost))
         metadata = run_json.edited(metadata, "cut", **selection.as_json())
         if selection.layers is not None:
-            metadata = _with_layers(metadata, structure.context_id, selection.layers)
+            metadata = _with_layers(metadata, trace.context_id, selection.layers)
     writer.finish(metadata)
-    return [*reader.notes, *structure.notes()]
+    return list(trace.notes)
 
 
-def _check_whole(source: Path, n_experts: int | None) -> None:
-    trace = load_trace(open_reader(source))
-    if n_experts is not None:
-        known = trace.model["n_experts"]
-        if known not in (None, n_experts):
-            raise TraceError(trace.path, None, f"has {known} experts per layer, not {n_experts}")
-        trace = replace(trace, metadata=_with_experts(trace.metadata, n_experts))
+def _knowing_experts(trace: Trace, n_experts: int) -> Trace:
+    known = trace.model["n_experts"]
+    if known not in (None, n_experts):
+        raise TraceError(trace.path, None, f"has {known} experts per layer, not {n_experts}")
+    trace = replace(trace, metadata=_with_experts(trace.metadata, n_experts))
     check_trace(trace, raise_problem)
+    return trace
 
 
 def _with_experts(metadata: Metadata, n_experts: int) -> Metadata:
@@ -122,14 +118,14 @@ def _without(table: pa.Table, column: str) -> pa.Table:
     return table.set_column(index, SCHEMA.field(index), pa.nulls(table.num_rows, SCHEMA.field(index).type))
 
 
-def end_record(log: Structure | Trace, n_events: int, n_lost: int) -> pa.Table:
+def end_record(log: Trace, n_events: int, n_lost: int) -> pa.Table:
     row = {"type": "end", "run_id": log.run_id, "context_id": log.context_id}
     return pa.Table.from_pylist([{**row, "events": n_events, "lost_events": n_lost}], schema=SCHEMA)
 
 
-def _with_layers(metadata: Metadata, context_id: int | None, layers: frozenset[int]) -> Metadata:
+def _with_layers(metadata: Metadata, context_id: int, layers: frozenset[int]) -> Metadata:
     """`metadata` whose model has `layers` only in its moe_layers."""
-    model = run_json.model_of(metadata, context_id or 0)
+    model = run_json.model_of(metadata, context_id)
     if model["moe_layers"] is None:
         return metadata
     kept = {**model, "moe_layers": [layer for layer in model["moe_layers"] if layer in layers]}
@@ -141,15 +137,15 @@ def _with_layers(metadata: Metadata, context_id: int | None, layers: frozenset[i
     return {**metadata, "contexts": contexts} if own else {**metadata, "model": kept}
 
 
-def lines_again(trace: Trace) -> Iterator[pa.Table]:
-    """The lines of a trace that has been read and checked, streamed a second time, without the end record.
+def lines_again(trace: Trace, *, with_end: bool = False) -> Iterator[pa.Table]:
+    """The lines of a trace that has been read and checked, streamed a second time, the end record only if `with_end`.
 
     Raises TraceError if the file is no longer the same.
     """
     reader = open_reader(trace.path)
     structure = Structure(reader.path)
     for chunk in checked_chunks(reader, structure):
-        yield chunk.table.filter(pc.not_equal(chunk.table["type"], "end"))
+        yield chunk.table if with_end else chunk.table.filter(pc.not_equal(chunk.table["type"], "end"))
     if (structure.n_events, structure.n_lost) != (trace.n_events, trace.n_lost):
         raise TraceError(trace.path, None, "has changed while it was read; wait until its process has ended")
 

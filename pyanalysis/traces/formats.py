@@ -20,6 +20,7 @@ from pyanalysis.traces.foreign import shown_text
 from pyanalysis.traces.jsonl import JsonlReader, JsonlWriter
 from pyanalysis.traces.log import Structure, WholeReader, raise_problem
 from pyanalysis.traces.npz import NpzReader, NpzWriter
+from pyanalysis.traces.output import Output
 from pyanalysis.traces.parquet import ParquetReader, ParquetWriter
 from pyanalysis.traces.progress import Progress
 from pyanalysis.traces.table import records_of
@@ -134,16 +135,19 @@ def open_reader(path: str | Path) -> Reader:
 def open_writer(path: str | Path, *, force: bool = False) -> Writer:
     """A trace to be written to `path`; a path without suffix, or an existing folder, becomes a directory with a log.
 
-    Raises TraceError if the target exists (unless `force`) or cannot be written.
+    That directory is made, its parent, or the folder of a file, is not. Raises TraceError if the target exists (unless
+    `force`) or cannot be written.
     """
     path = Path(path)
+    folder = None
     if path.is_dir() or not path.suffix:
         if path.is_file():
             raise TraceError(path, None, "exists and is a file; a name without suffix is a directory to write")
+        folder = None if path.is_dir() else path
         path = path / "routing.jsonl"
     for known in FORMATS:
         if path.suffix == known.suffix and known.writer is not None:
-            return known.writer(path, force=force)
+            return Output(path, known.writer, force=force, folder=folder)
     written = ", ".join(known.suffix for known in FORMATS if known.writer is not None)
     raise TraceError(path, None, f"has no suffix of a trace format that can be written ({written})")
 

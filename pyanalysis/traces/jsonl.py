@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -169,6 +170,7 @@ class JsonlWriter:
         self.notes: list[str] = []
         self._log = Staged(path, force=force)
         self._file = self._log.path.open("wb")
+        self._run: Staged | None = None
 
     def write(self, table: pa.Table) -> None:
         self._file.write(json_lines(table))
@@ -177,12 +179,15 @@ class JsonlWriter:
         self._file.close()
         target = run_json.path_for(self._path)
         if not (target.exists() and run_json.read(target) == metadata):
-            run = Staged(target, force=self._force)
-            run.path.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-            run.commit()
+            self._run = Staged(target, force=self._force)
+            self._run.path.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+            self._run.commit()
         self._log.commit()
         top1.path_for(self._path).unlink(missing_ok=True)
 
     def discard(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a full disk: what it cannot flush is not wanted
+            self._file.close()
         self._log.discard()
+        if self._run is not None:
+            self._run.discard()

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from pyanalysis.traces.trace import Array, Trace
 
 _END = np.iinfo(np.int64).max
+_REQUESTS_IN_ORDER = 2**31  # request and token in one number, where ubatches are not recorded
 
 
 def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
     """Write one log of the `sources`, at least two. Returns notes.
 
-    Logs of one run whose layers are disjoint are taken for devices of one context: they must have seen the same tokens,
-    and their lines are put together ubatch by ubatch. Other logs must be of the same model and the same layers; they
-    follow one another, with requests and ubatches counted on and a run_id of their own. Memory: the columns of all
-    traces. Raises TraceError, naming the log that does not fit.
+    Logs of one run whose layers are disjoint are taken for devices of one context, or for parts of one log: they must
+    have seen the same tokens, and their lines are put together ubatch by ubatch. Other logs must be of the same model
+    and the same layers; they follow one another, with requests and ubatches counted on and a run_id of their own.
+    Memory: the columns of all traces. Raises TraceError, naming the log that does not fit.
     """
     for index, source in enumerate(sources):
         if source.resolve() in [before.resolve() for before in sources[:index]]:
@@ -49,14 +50,15 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
     disjoint = sum(map(len, columns)) == len(set().union(*columns))
     if disjoint and all(trace.run_id == traces[0].run_id for trace in traces):
         tables, metadata = _devices(traces)
+        n_lost = sum({trace.context_id: trace.n_lost for trace in traces}.values())
     else:
         tables, metadata = _runs(traces)
+        n_lost = sum(trace.n_lost for trace in traces)
     for table in tables:
         writer.write(table)
     if all(trace.complete for trace in traces):
         whole = replace(traces[0], run_id=metadata["run_id"])
-        n_events, n_lost = (sum(getattr(trace, name) for trace in traces) for name in ("n_events", "n_lost"))
-        writer.write(end_record(whole, n_events, n_lost))
+        writer.write(end_record(whole, sum(trace.n_events for trace in traces), n_lost))
     writer.finish(metadata)
     return [f"{trace.path}: {note}" for trace in traces for note in trace.notes]
 
@@ -87,11 +89,36 @@ def _devices(traces: list[Trace]) -> tuple[Iterator[pa.Table], Metadata]:
     for trace in traces[1:]:
         _same_tokens(first, trace)
     for trace in traces:
-        if trace.batch.min() < 0 and (np.diff((trace.request << 32) | trace.token) < 0).any():
-            raise TraceError(trace.path, None, "its ubatches are not recorded and its tokens are not in order")
+        _check_order(trace)
     in_order = sorted(traces, key=lambda trace: int(trace.layer.min()))
-    metadata = run_json.edited(first.metadata, "merge", contexts=[trace.context_id for trace in in_order])
+    contexts = [trace.context_id for trace in in_order]
+    metadata = run_json.edited(first.metadata, "merge", contexts=contexts)
+    metadata["model"] = run_json.united([trace.model for trace in traces])
+    if metadata.get("contexts"):  # the log is one of the run's model now
+        metadata["contexts"] = [
+            {**c, "model": None} if c["context_id"] in contexts else c for c in metadata["contexts"]
+        ]
     return (_under(table, context_id=first.context_id) for table in _interleaved(in_order)), metadata
+
+
+def _check_order(trace: Trace) -> None:
+    """Refuse a log whose lines have no order that another log shares."""
+    if trace.batch.min() >= 0:
+        return
+    if trace.request.max() >= _REQUESTS_IN_ORDER:
+        raise TraceError(trace.path, None, "its ubatches are not recorded and its request ids do not fit 31 bits")
+    if (np.diff((trace.request << 32) | trace.token) < 0).any():
+        raise TraceError(trace.path, None, "its ubatches are not recorded and its tokens are not in order")
+
+
+def _lines(trace: Trace, before: list[Trace]) -> Iterator[pa.Table]:
+    """The lines of `trace`. Parts of one log all have its lines that are no events: those of the first are taken."""
+    same = next((other for other in before if other.context_id == trace.context_id), None)
+    if same is not None and same.n_lost != trace.n_lost:
+        reason = f"lost {trace.n_lost} events, {same.path} {same.n_lost}: they are not parts of one log"
+        raise TraceError(trace.path, None, reason)
+    for table in lines_again(trace):
+        yield table if same is None else table.filter(pc.equal(table["type"], "event"))
 
 
 def _interleaved(traces: list[Trace]) -> Iterator[pa.Table]:
@@ -100,7 +127,7 @@ def _interleaved(traces: list[Trace]) -> Iterator[pa.Table]:
     Lines are held back only while a log may still bring a line of their ubatch. A line that is no event stands before
     the next event of its log.
     """
-    unread = [lines_again(trace) for trace in traces]
+    unread = [_lines(trace, traces[:i]) for i, trace in enumerate(traces)]
     held = [SCHEMA.empty_table() for _ in traces]
     recorded = bool(traces[0].batch.min() >= 0)
     ends = [-1] * len(traces)  # place of each log's last event so far; its ubatch may go on
@@ -162,6 +189,13 @@ def _same_tokens(one: Trace, other: Trace) -> None:
 def _runs(traces: list[Trace]) -> tuple[Iterator[pa.Table], Metadata]:
     for trace in traces[1:]:
         _same_model(traces[0], trace)
+    for name in ("request", "batch"):
+        n_before = 0
+        for trace in traces:
+            n_before += int(getattr(trace, name).max()) + 1
+            if n_before - 1 > _END:
+                reason = f"its {name} ids, counted on from those of the logs before, do not fit 63 bits"
+                raise TraceError(trace.path, None, reason)
     metadata = _common(traces)
     return _one_after_another(traces, metadata["run_id"]), metadata
 
@@ -204,10 +238,7 @@ def _common(traces: list[Trace]) -> Metadata:
         name: value for name, value in first.items() if all(trace.metadata.get(name) == value for trace in traces[1:])
     }
     metadata = {**run_json.blank(""), **metadata}
-    metadata["model"] = {
-        name: value if all(t.model.get(name) == value for t in traces[1:]) else None
-        for name, value in traces[0].model.items()
-    }
+    metadata["model"] = run_json.in_common([trace.model for trace in traces])
     metadata.pop("contexts", None)
     metadata.pop("edits", None)
     if not all(run_json.has_timings(trace.metadata) for trace in traces):

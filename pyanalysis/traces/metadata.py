@@ -181,6 +181,35 @@ def has_timings(metadata: Metadata) -> bool:
     return metadata.get("timings") is not False
 
 
+def in_common(models: list[Metadata]) -> Metadata:
+    """The fields in which all `models` agree; null where they differ."""
+    first, *others = models
+    return {name: value if all(m.get(name) == value for m in others) else None for name, value in first.items()}
+
+
+def united(models: list[Metadata]) -> Metadata:
+    """The one model of which each of `models` describes some layers.
+
+    Lists by layer are put together and counts are the largest (null where one of them is); of the rest what they have
+    in common.
+    """
+    result = in_common(models)
+    for name in ("n_layers", "n_experts"):
+        counts = [model[name] for model in models]
+        result[name] = None if None in counts else max(counts)
+    for name in ("moe_layers", "layers_with_output_rows_only", "expert_bytes"):
+        lists = [model[name] for model in models]
+        result[name] = None
+        if None not in lists:
+            entries = {_layer_of(entry): entry for one in lists for entry in one}
+            result[name] = [entries[key] for key in sorted(entries)]
+    return result
+
+
+def _layer_of(entry: int | dict[str, Any]) -> tuple[int, str]:
+    return (entry, "") if isinstance(entry, int) else (entry["layer_id"], entry["family"])
+
+
 def edited(metadata: Metadata, tool: str, **what: Any) -> Metadata:  # noqa: ANN401 - any JSON
     """A copy of `metadata` that says what `tool` has done to the log."""
     return {**metadata, "edits": [*(metadata.get("edits") or []), {"tool": tool, **what}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,8 @@ class ParquetWriter:
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
         self._staged = Staged(path, force=force)
-        self._writer = pq.ParquetWriter(self._staged.path, SCHEMA, compression="zstd")
+        self._file = self._staged.path.open("wb")
+        self._writer = pq.ParquetWriter(self._file, SCHEMA, compression="zstd")
         self.notes: list[str] = []
         self._waiting: list[pa.Table] = []  # of the next row group
 
@@ -103,8 +105,12 @@ class ParquetWriter:
         self._flush()
         self._writer.add_key_value_metadata({_METADATA_KEY: json.dumps(metadata).encode()})
         self._writer.close()
+        self._file.close()
         self._staged.commit()
 
     def discard(self) -> None:
-        self._writer.close()
+        for part in (self._writer, self._file):
+            with contextlib.suppress(OSError):  # of a full disk: what it cannot flush is not wanted
+                part.close()
+        self._writer.is_open = False  # or it tries again when it is deleted
         self._staged.discard()

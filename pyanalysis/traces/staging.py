@@ -12,17 +12,18 @@ from pyanalysis.traces.errors import TraceError
 class Staged:
     """A file in the making. `path` is where to write; `commit` puts it in place, `discard` removes it.
 
-    Raises TraceError if the target exists (unless `force`), or its folder cannot be written to.
+    Raises TraceError if the target exists (unless `force`), or its folder does not exist or cannot be written to.
     """
 
     def __init__(self, target: Path, *, force: bool = False) -> None:
         self._target = target
         self._force = force
         self._refuse_existing()
-        self._made_folder = not target.parent.exists()
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        except FileNotFoundError:
+            reason = f"cannot be written: the folder {target.parent} does not exist; make it first"
+            raise TraceError(target, None, reason) from None
         except OSError as error:
             raise TraceError(target, None, f"cannot be written: {error.strerror}") from None
         os.close(handle)
@@ -37,8 +38,6 @@ class Staged:
 
     def discard(self) -> None:
         self.path.unlink(missing_ok=True)
-        if self._made_folder and not any(self._target.parent.iterdir()):
-            self._target.parent.rmdir()
 
     def _refuse_existing(self) -> None:
         if self._target.is_dir():

@@ -161,8 +161,9 @@ def as_text(summary: Summary) -> str:
     policy = f"policy {summary.policy}" if summary.policy else "no cache policy"
     batches = "ubatches not recorded" if summary.n_batches is None else _count(summary.n_batches, "ubatch", "ubatches")
     lost = f"{_count(summary.n_lost_events, 'event')} LOST" if summary.n_lost_events else "no event lost"
+    lost += "" if summary.complete else " up to the last line"
     phases = f"{summary.n_prefill_tokens:,} prefill, {summary.n_decode_tokens:,} decode"
-    state = "complete" if summary.complete else "NOT complete"
+    state = "complete" if summary.complete else "NOT complete: losses after it are unknown"
     gini_text = f"Gini {_fraction(summary.gini)} on average"
     lines = [
         f"log       {summary.file} (run {summary.run_id}, context {summary.context_id})",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
+import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.environment import Build, reference_device
+from tests.harness.environment import Build, process_environment, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.runner import Result, run_moecache, run_reference
 from tests.harness.scenarios import last_output_only, prefill_and_decode, token_stream, two_sequences
@@ -347,3 +349,34 @@ def test_a_folder_that_is_a_file(build: Build, tmp_path: Path) -> None:
     result = run_moecache(build, plan, capacity="0", environment=environment)
     assert f"moecache: log_file: {path} is a file, not a folder; name another one" in result.log
     assert path.read_text() == "mine"
+
+
+def test_a_limit_on_the_length_of_files_ends_the_log_and_not_the_program(build: Build, tmp_path: Path) -> None:
+    """As `ulimit -f`. The system would end the program by a signal. 300 tokens make 1.4 MB of lines."""
+    log = tmp_path / "log"
+    command = [build.llama_bin / "llama-completion", "-m", str(embedded_model()), "-dev", "MoECache0", "-ngl", "99"]
+    command += ["-p", "SQLite is a library that", "-n", "300", "--temp", "0", "-no-cnv", "--no-warmup", "-fa", "off"]
+
+    def run(limit_bytes: int, **environment: str) -> subprocess.CompletedProcess[str]:
+        variables = process_environment(build, capacity="0", extra={"MOECACHE_REQUIRE": "", **environment})
+        return subprocess.run(
+            command,
+            env={**variables, "GGML_BACKEND_PATH": str(build.plugin)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes)),
+        )
+
+    free, limited = run(resource.RLIM_INFINITY), run(100_000, GGML_MOECACHE_LOG=str(log))
+    assert (free.returncode, limited.returncode) == (0, 0), limited.stderr
+    assert limited.stdout == free.stdout
+    said = [line for line in limited.stderr.splitlines() if "log_file" in line and "File too large" in line]
+    assert 1 <= len(said) <= 2  # when it happens, and how much was lost, at the end
+    text = (log / "routing.jsonl").read_bytes()
+    assert len(text) == 100_000
+    n_stored = text.count(b"\n")
+    n_events = (6 + 299) * 8
+    assert f"{n_stored} events logged, {n_events - n_stored} lost" in limited.stderr

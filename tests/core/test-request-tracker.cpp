@@ -82,6 +82,32 @@ TEST(an_id_set_by_hand_takes_all_tokens) {
     CHECK_EQ(assign(tracker, { 0 }), "8:0");
 }
 
+TEST(automatic_ids_go_on_above_those_set_by_hand) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0 }), "0:0");
+    tracker.set_request_id((uint64_t(1) << 33) + 1);
+    CHECK_EQ(assign(tracker, { 0 }), "8589934593:0");
+    tracker.set_request_id(5);
+    CHECK_EQ(assign(tracker, { 0 }), "5:0");
+    tracker.set_request_id(request_tracker::automatic);
+    CHECK_EQ(assign(tracker, { 0 }), "8589934594:0");
+}
+
+TEST(an_id_at_the_end_of_the_range_does_not_use_the_range_up) {
+    request_tracker tracker;
+    CHECK_EQ(assign(tracker, { 0 }), "0:0");
+    for (const uint64_t id : { request_tracker::max_id, request_tracker::id_limit }) {
+        tracker.set_request_id(id);
+        assign(tracker, { 0 });
+    }
+    tracker.set_request_id(request_tracker::automatic);
+    CHECK_EQ(assign(tracker, { 0 }), "1:0");
+    tracker.set_request_id(request_tracker::id_limit - 1);
+    CHECK_EQ(assign(tracker, { 0 }), "4611686018427387903:0"); // 2^62 - 1
+    tracker.set_request_id(request_tracker::automatic);
+    CHECK_EQ(assign(tracker, { 0 }), "4611686018427387904:0");
+}
+
 TEST(without_positions_tokens_count_on) {
     request_tracker         tracker;
     std::vector<token_info> tokens;
@@ -246,4 +272,35 @@ TEST(more_requests_in_a_ubatch_than_are_kept) {
     tracker.assign(positions.data(), positions.size(), tokens, nullptr, &outputs);
     CHECK_EQ(tokens.back().request_id, 299u);
     CHECK_EQ(static_cast<int>(tokens.front().phase), static_cast<int>(MOECACHE_PHASE_PREFILL));
+}
+
+static std::vector<int32_t> counted(int32_t first, int32_t end) {
+    std::vector<int32_t> numbers;
+    for (int32_t number = first; number < end; number++) {
+        numbers.push_back(number);
+    }
+    return numbers;
+}
+
+// A prompt of which the second half's logits are wanted (llama-perplexity), in ubatches of 64 tokens, then drafts.
+TEST(what_is_longer_than_a_draft_can_be_is_prefill) {
+    request_tracker            tracker;
+    std::vector<token_info>    tokens;
+    const std::vector<int32_t> none;
+    const auto                 n_decode = [&](int32_t first, int32_t n_tokens, const std::vector<int32_t> & outputs) {
+        const std::vector<int32_t> positions = counted(first, first + n_tokens);
+        tracker.assign(positions.data(), positions.size(), tokens, nullptr, &outputs);
+        size_t n = 0;
+        for (const token_info & token : tokens) {
+            n += token.phase == MOECACHE_PHASE_DECODE;
+        }
+        return n;
+    };
+    CHECK_EQ(n_decode(0, 64, none), 0u);
+    CHECK_EQ(n_decode(64, 64, counted(0, 64)), 0u);
+    CHECK_EQ(n_decode(128, 33, counted(0, 33)), 0u);
+    CHECK_EQ(n_decode(161, 32, counted(0, 32)), 32u);
+    CHECK_EQ(n_decode(193, 2, counted(0, 2)), 2u);
+    CHECK_EQ(n_decode(195, 2, counted(1, 2)), 0u);
+    CHECK_EQ(n_decode(197, 1, none), 1u);
 }

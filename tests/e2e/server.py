@@ -36,9 +36,14 @@ class Server:
     log: str = ""
     status: dict[str, Any] | None = None
 
-    def complete(self, prompt: str, n_predict: int) -> dict[str, Any]:
-        """Greedy completion with the two likeliest tokens of every step; the response as decoded JSON."""
-        body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "n_probs": 2, "cache_prompt": False}
+    def complete(self, prompt: str, n_predict: int, *, cache_prompt: bool | None = False) -> dict[str, Any]:
+        """Greedy completion with the two likeliest tokens of every step; the response as decoded JSON.
+
+        `cache_prompt` None: as the server was told.
+        """
+        body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "n_probs": 2}
+        if cache_prompt is not None:
+            body["cache_prompt"] = cache_prompt
         connection = http.client.HTTPConnection(HOST, self.port, timeout=REQUEST_LIMIT_S)
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()

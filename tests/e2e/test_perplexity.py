@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pyanalysis.traces import PHASES, read_trace
 from tests.e2e.programs import SAME_KERNELS, Finished, run_moecache, run_stock
 from tests.harness.environment import Build
 from tests.models.tokenizer import embedded_model
@@ -36,6 +37,20 @@ def test_perplexity_on_heldout_text(build: Build, stock: Finished, capacity: str
     assert _chunk_values(ours) == expected
     assert 9.0 < float(expected[-1][1]) < 9.4
     assert ours.active_context()["n_resident"] == (1024 if capacity == "all" else 0)
+
+
+def test_a_perplexity_run_is_logged_as_prefill(build: Build, tmp_path: Path) -> None:
+    """Chunks of 512 tokens in ubatches of 128: the logits of the last two of a chunk are wanted, all of them."""
+    log = tmp_path / "log"
+    arguments = (*ARGUMENTS, "-b", "512", "-ub", "128", "--chunks", "2", "--no-warmup")
+    finished = run_moecache(
+        build, "llama-perplexity", *arguments, capacity="0", environment={"GGML_MOECACHE_LOG": str(log)}
+    )
+    assert finished.returncode == 0, finished.stderr
+    trace = read_trace(log)
+    given = trace.request >= trace.request.max() - 1  # behind llama.cpp's empty runs
+    assert given.sum() == 2 * 512 * 8
+    assert set(trace.phase[given]) == {PHASES.index("prefill")}
 
 
 @pytest.mark.parametrize("capacity", ["0", "all"])

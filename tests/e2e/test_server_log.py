@@ -65,6 +65,36 @@ def test_mtp_drafts_are_logged_beside_the_target(build: Build, tmp_path: Path, c
     assert set(target.token[first]) <= set(draft.token)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_requests_of_a_server_that_keeps_prompts(build: Build, tmp_path: Path, cached: bool) -> None:
+    """What the answers say was computed is in the log: from position `cache_n` on, under an id as FORMAT.md says.
+
+    The fourth request keeps the beginning of the third, which goes on for more than 64 tokens.
+    """
+    folder = tmp_path / "log"
+    begin = "SQLite is a library that provides a database"
+    words = " ".join(f"word{i}" for i in range(60))
+    prompts = [begin, f"{begin} for small things", f"{begin} {words}", f"{begin} of its own"]
+    options = ("-m", str(model_path("qwen3moe", "Q4_0")), "-np", "1", "-c", "1024", "--no-warmup")
+    options += () if cached else ("--no-cache-prompt",)
+    with running_server(build, *options, capacity="0", environment={"GGML_MOECACHE_LOG": str(folder)}) as server:
+        timings = [server.complete(prompt, 8, cache_prompt=None)["timings"] for prompt in prompts]
+    log = read_trace(folder)
+    first = log.layer == 0
+    requests, tokens = log.request[first], log.token[first]
+    n_computed = [timing["prompt_n"] + timing["predicted_n"] - 1 for timing in timings]
+    end = len(tokens)
+    begins = [end - sum(n_computed[i:]) for i in range(4)]  # behind the server's own empty runs
+    kept = [timing["cache_n"] for timing in timings]
+    assert [n > 0 for n in kept] == [False, cached, cached, cached]
+    for i, at in enumerate(begins):
+        assert tokens[at : at + n_computed[i]].tolist() == list(range(kept[i], kept[i] + n_computed[i]))
+    ids = [set(requests[at : at + n].tolist()) for at, n in zip(begins, n_computed, strict=True)]
+    assert [len(one) for one in ids] == [1] * 4
+    numbers = [one.pop() - int(requests[begins[0]]) for one in ids]
+    assert numbers == ([0, 0, 0, 1] if cached else [0, 1, 2, 3])
+
+
 def test_tools_say_what_the_two_logs_are(build: Build, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     options = ("-m", str(model_path("qwen35moe-mtp", "Q4_0")), "-np", "1", "-c", "1024", "--spec-type", "draft-mtp")

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ggml_moecache import embedded_model
+from ggml_moecache import embedded_model, llama_bin_dir
 from ggml_moecache.errors import ConfigError
 from pyanalysis import bench_log, run
 from pyanalysis.llama_bench import BenchError
@@ -34,15 +35,22 @@ def moecache(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_run_logs_a_whole_request(tmp_path):
     """6 tokens of prompt and 4 generated ones, of which the last is not computed: 9 tokens in 8 layers of top-8."""
     folder = tmp_path / "log"
-    arguments = ("-p", "SQLite is a library that", "-n", "4", "--temp", "0", "--log", str(folder))
+    arguments = ("-p", "SQLite is a library that", "-n", "4", "--temp", "0", "-s", "5", "--log", str(folder))
     result = moecache("run", *arguments)
     assert result.returncode == 0, result.stderr
     trace = read_trace(folder)
     assert len(trace.layer) == (6 + 3) * 8
     assert set(trace.request) == {0}
-    described = json.loads((folder / "run.json").read_text())["model"]
+    run_json = json.loads((folder / "run.json").read_text())
+    described = run_json["model"]
     assert described["sha256"] == hashlib.sha256(embedded_model().read_bytes()).hexdigest()
     assert (described["architecture"], described["quantization"]) == ("qwen35moe", "Q4_0")
+    assert run_json["seed"] == 5
+    llama_cpp = run_json["llama_cpp"]
+    program = llama_bin_dir() / "llama-completion"
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    assert f"(build {llama_cpp['build']}, commit {llama_cpp['commit']})" in version.stdout + version.stderr
+    assert llama_cpp["llama_cpp_python"] is None
     shown = moecache("trace", "check", str(folder))
     assert shown.returncode == 0, shown.stdout + shown.stderr
 
@@ -131,6 +139,67 @@ def test_a_run_without_a_log_is_an_error(tmp_path):
     lens = moecache("run", *model, "-p", "x", "-n", "1", "--log", str(tmp_path / "lens"), "--top1-every", "2")
     assert lens.returncode == 1
     assert said.replace(str(folder), str(tmp_path / "lens")) in lens.stderr.splitlines()
+
+
+def test_a_run_without_a_log_leaves_no_folder(tmp_path):
+    """The CPU computes the experts, the plugin none."""
+    result = moecache("run", "--device", "none", "-p", "x", "-n", "1", "--log", str(tmp_path / "a" / "log"))
+    assert result.returncode == 1
+    assert "no expert was computed on the device" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [(), ("--top1-every", "2")])
+def test_a_disk_without_room_for_run_json_is_named_as_the_reason(tmp_path, options):
+    """A limit on the length of files stands for a disk with room for 1000 bytes: run.json has more."""
+    folder = tmp_path / "log"
+    command = [MOECACHE, "run", "-p", "SQLite is a library that", "-n", "2", "--temp", "0", "--log", folder, *options]
+    result = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert result.returncode == 1, result.stderr
+    assert f"log_file: cannot write {folder}/run.json: File too large" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"moecache: error: no log was written to {folder}: run.json could not be written, "
+        "the log_file line above says why"
+    )
+    assert "no expert was computed" not in result.stderr
+
+
+def test_a_disk_that_cannot_be_written_at_all_is_named_as_the_reason(tmp_path, monkeypatch, capsys):
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run.tempfile, "TemporaryFile", full)
+    assert run.finish_log(tmp_path / "log", embedded_model(), 0) == 1
+    assert capsys.readouterr().err == (
+        f"moecache: error: no log was written to {tmp_path / 'log'}: {tmp_path} cannot be written: "
+        "No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "seed"),
+    [
+        ([], None),
+        (["-s", "7"], 7),
+        (["--seed", "0"], 0),
+        (["-s", "7", "-n", "3", "--seed", "9"], 9),
+        (["-s", "-1"], None),
+        (["-s", "4294967295"], None),
+        (["-s", "-2"], 2**32 - 2),  # llama.cpp keeps 32 bits
+        (["-s"], None),
+        (["-s", "x"], None),
+    ],
+)
+def test_seed_of_the_options(options, seed):
+    assert run.seed_of(options) == seed
 
 
 def test_run_json_that_cannot_be_completed_is_one_error(tmp_path, monkeypatch):

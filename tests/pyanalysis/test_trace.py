@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -182,6 +184,80 @@ def test_nothing_is_left_of_a_failed_run(trace, log, target, tool):
     assert [p.name for p in Path().iterdir()] == ["log"]
 
 
+def with_ids(layer, ids):
+    """The base log, the ids of token 3 in `layer` replaced."""
+    return [
+        {**r, "expert_ids": ids} if (r.get("token_index"), r.get("layer_id")) == (3, layer) else r
+        for r in logs.base_log()
+    ]
+
+
+BAD_EVENTS = {
+    "range": (with_ids(1, [0, 5]), "log/routing.jsonl:8: expert id 5 is out of range: layer 1 has 5 experts"),
+    "repeated": (with_ids(0, [1, 1]), "log/routing.jsonl:7: expert id 1 is repeated in the event"),
+    "count": (with_ids(0, [1]), "log/routing.jsonl:7: router_weights has 2 entries, expert_ids has 1"),
+    "missing": ([r for r in logs.base_events() if (r["token_index"], r["layer_id"]) != (3, 1)] + [logs.end(9)],
+                "log/routing.jsonl:7: missing layers: request 0, token 3 has no event of layer 1"),
+    "run": ([{**r, "run_id": "run-2"} for r in logs.base_log()],
+            "log/routing.jsonl: run_id is 'run-2', run.json's is 'run-1'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", ["show", "convert", "cut", "shuffle", "merge"])
+@pytest.mark.parametrize(("content", "message"), BAD_EVENTS.values(), ids=BAD_EVENTS.keys())
+def test_every_tool_refuses_what_show_refuses(trace, tmp_path, tool, content, message):
+    """Also where the events in question would not be among those that are kept."""
+    logs.write(tmp_path / "log", content)
+    options = {"show": [], "convert": ["out"], "cut": ["out", "--tokens", ":2"], "shuffle": ["out", "--seed", "1"]}
+    logs.write(tmp_path / "other", logs.base_log())
+    status, out, err = trace(tool, "log", *options.get(tool, ["other", "out"]))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"moecache: error: {message}")
+    assert err.count("\n") == 1
+    assert sorted(p.name for p in Path().iterdir()) == ["log", "other"]
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out.parquet", "out.npz", "out", "there"])
+@pytest.mark.parametrize("tool", ["convert", "cut", "shuffle", "merge"])
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, tool, target):
+    """A limit on the length of files stands for a disk with room for 500 bytes."""
+    logs.write(tmp_path / "log", logs.base_log())
+    logs.write(
+        tmp_path / "b", [{**r, "run_id": "run-2"} for r in logs.base_log()], {**logs.run_json(), "run_id": "run-2"}
+    )
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    options = {"cut": ["--tokens", ":4"], "shuffle": ["--seed", "1"]}
+    sources = ["log", "b"] if tool == "merge" else ["log"]
+    result = limited(tmp_path, 500, tool, *sources, target, *options.get(tool, []))
+    file = target if "." in target else f"{target}/routing.jsonl"
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"moecache: error: {file}: cannot be written: File too large\n"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out"])
+def test_a_disk_without_room_for_run_json(tmp_path, target):
+    logs.write(tmp_path / "log", logs.base_log(), {**logs.run_json(), "benchmark": "x" * 20000})
+    result = limited(tmp_path, 15000, "convert", "log", target)
+    file = target if "." in target else f"{target}/routing.jsonl"
+    assert result.returncode == 2
+    assert result.stderr == f"moecache: error: {file}: cannot be written: File too large\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["log"]
+
+
+def limited(folder, n_bytes, *arguments):
+    """`moecache trace` in `folder`, which may write files of `n_bytes` at most."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("moecache"), "trace", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes)),
+    )
+
+
 BAD_ARGUMENTS = {
     "missing": (["show", "nowhere"], "nowhere: does not exist"),
     "no_log": (["show", "."], ".: holds no routing.jsonl; name a directory"),
@@ -189,7 +265,11 @@ BAD_ARGUMENTS = {
     "suffix": (["convert", "log", "a.txt"],
                "a.txt: has no suffix of a trace format that can be written (.jsonl, .parquet, .npz)"),
     "folder_missing": (["convert", "log", "/proc/none/a.npz"], "/proc/none/a.npz: cannot be written"),
-    "file_as_folder": (["convert", "log", "log/run.json/x"], "log/run.json/x/routing.jsonl: cannot be written"),
+    "file_as_folder": (["convert", "log", "log/run.json/x"], "log/run.json/x: cannot be written: Not a directory"),
+    "parent_missing": (["cut", "log", "a/b.npz", "--layers", "0"],
+                       "a/b.npz: cannot be written: the folder a does not exist; make it first"),
+    "parent_of_folder_missing": (["convert", "log", "a/b"],
+                                 "a/b: cannot be written: the folder a does not exist; make it first"),
     "cut_nothing": (["cut", "log", "a.npz"], "cut needs one of --requests, --tokens, --layers, --phase, --no-weights"),
     "cut_words": (["cut", "log", "a.npz", "--tokens", "x"], "--tokens must be A:B, A:, :B or A with whole numbers"),
     "cut_negative": (["cut", "log", "a.npz", "--tokens=-3:"], "--tokens must be A:B, A:, :B or A"),
@@ -272,3 +352,19 @@ def test_reader_that_leaves_early_is_no_error(log):
     with process.stderr:
         assert process.stderr.read() == ""
     assert process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["check", "log"], 1), (["check", "log", "--json"], 1), (["show", "good"], 0)]
+)
+def test_exit_status_when_the_reader_has_left(log, tmp_path, arguments, status):
+    log.write_text("{}\n" + log.read_text())
+    logs.write(tmp_path / "good", logs.base_log())
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = Path(sys.executable).with_name("moecache")
+    with os.fdopen(writing, "wb") as nobody:
+        result = subprocess.run(
+            [program, "trace", *arguments], stdout=nobody, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    assert (result.returncode, result.stderr) == (status, "")

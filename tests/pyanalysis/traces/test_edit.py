@@ -165,6 +165,78 @@ def test_merge_puts_cut_parts_together_again(tmp_path):
     assert [e["expert_ids"] for e in events] == [e["expert_ids"] for e in logs.base_events()]
 
 
+def layout(layer, n_experts=5):
+    return {"layer_id": layer, "family": "exps", "n_experts": n_experts, "bytes": 64}
+
+
+def test_merge_puts_layers_of_a_cut_log_together_again(tmp_path):
+    """Both parts have all the lines that are no events, so these, and the loss, count once."""
+    events = logs.base_events()
+    content = [*events[:7], FOREIGN, overflow(1, 1), *events[8:], end(9, 1)]
+    run = logs.run_json(expert_bytes=[layout(0), layout(1)])
+    log = logs.write(tmp_path / "in", content, run)
+    for layer in (0, 1):
+        edit.cut(log, traces.open_writer(tmp_path / str(layer)), edit.Selection(layers=frozenset([layer])))
+    merge.merge([tmp_path / "1", tmp_path / "0"], traces.open_writer(tmp_path / "out"))
+    out = logs.records_in(tmp_path / "out" / "routing.jsonl")
+    assert [r for r in out if r["type"] == "event"] == [*events[:7], *events[8:]]
+    assert [r for r in out if r["type"] != "event"] == [FOREIGN, overflow(1, 1), end(9, 1)]
+    metadata = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert metadata["model"] == run["model"]
+    problems = []
+    traces.check_layers_of_run([traces.read_trace(tmp_path / "out")], problems.append)
+    assert problems == []
+
+
+def test_merge_of_devices_has_the_layers_of_both(tmp_path):
+    """Two devices of one context: run.json has a model of each, with its own layers and fingerprint."""
+    models = [
+        {
+            **logs.run_json(moe_layers=[layer], expert_bytes=[layout(layer, 4 + layer)], n_layers=layer + 1)["model"],
+            "fingerprint": f"f{layer}",
+            "n_experts": 4 + layer,
+            "layers_with_output_rows_only": [layer] if layer else [],
+        }
+        for layer in (0, 1)
+    ]
+    contexts = [
+        {"context_id": 0, "file": "routing.jsonl", "model": None},
+        {"context_id": 4, "file": "routing-4.jsonl", "model": models[1]},
+        {"context_id": 6, "file": "routing-6.jsonl", "model": models[1]},
+    ]
+    run = {**logs.run_json(), "model": models[0], "contexts": contexts}
+    # Layer 0 of this device has 4 experts, and the base log no larger id there.
+    merged(tmp_path, [*of_layer(0, 0), end(5)], [*of_layer(1, 4), end(5, context_id=4)], runs=[run, run])
+    metadata = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert metadata["model"]["moe_layers"] == [0, 1]
+    assert metadata["model"]["expert_bytes"] == [layout(0, 4), layout(1, 5)]
+    assert metadata["model"]["layers_with_output_rows_only"] == [1]
+    assert (metadata["model"]["n_experts"], metadata["model"]["n_layers"]) == (5, 2)
+    assert metadata["model"]["fingerprint"] is None
+    assert [context["model"] for context in metadata["contexts"]] == [None, None, models[1]]
+    problems = []
+    traces.check_layers_of_run([traces.read_trace(tmp_path / "out")], problems.append)
+    assert problems == []
+
+
+def test_parts_that_lost_different_events_are_not_of_one_log(tmp_path):
+    first, second = [*of_layer(0, 0), end(5)], [*of_layer(1, 0)[:4], overflow(2, 1), end(4, 1)]
+    with pytest.raises(traces.TraceError, match=r"lost 1 events, .* 0: they are not parts of one log"):
+        merged(tmp_path, first, second)
+
+
+def test_request_ids_that_cannot_be_counted_on(tmp_path):
+    runs = [logs.run_json(), {**logs.run_json(), "run_id": "run-2"}]
+    first = [{**r, "request_id": 2**63 - 2} if r["type"] == "event" else r for r in logs.base_log()]
+    second = [{**r, "run_id": "run-2"} for r in logs.base_log()]
+    out = merged(tmp_path, first, second, runs=runs)
+    assert {r["request_id"] for r in out if r["type"] == "event"} == {2**63 - 2, 2**63 - 1}
+    second = [{**r, "request_id": 1} if r["type"] == "event" else r for r in second]
+    (tmp_path / "more").mkdir()
+    with pytest.raises(traces.TraceError, match=r"1/routing\.jsonl: its request ids, counted on .* do not fit 63"):
+        merged(tmp_path / "more", first, second, runs=runs)
+
+
 BAD_MERGES = {
     "other_model": ({"n_experts": 8}, [{**r, "run_id": "run-2"} for r in logs.base_log()],
                     "two models: n_experts is 8, that of .* is 5"),

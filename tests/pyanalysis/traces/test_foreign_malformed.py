@@ -145,7 +145,7 @@ def test_nothing_is_written(tmp_path, text, number, reason):
     """Neither the log nor a part of it is left by convert."""
     path = tmp_path / "trace"
     path.write_text(text)
-    for target in ("out/routing.jsonl", "out.parquet", "out.npz"):
+    for target in ("out", "out.parquet", "out.npz"):
         writer = traces.open_writer(tmp_path / target)
         with pytest.raises(traces.TraceError):
             edit.copy(path, writer)

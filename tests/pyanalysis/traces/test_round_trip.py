@@ -268,6 +268,19 @@ def test_parquet_is_readable_without_us(tmp_path):
     assert json.loads(stored) == logs.run_json()
 
 
+def test_the_example_of_the_document_reads_a_parquet_file(tmp_path, monkeypatch):
+    convert(logs.write(tmp_path / "in", logs.base_log()), tmp_path / "routing.parquet")
+    section = (logs.ROOT / "traces" / "FORMAT.md").read_text().split("## Parquet")[1].split("\n| ")[0]
+    example = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(example, names)  # noqa: S102 - our own document
+    assert names["run"] == logs.run_json()
+    assert names["table"].column_names == ["layer_id", "token_index", "expert_ids"]
+    assert names["table"]["expert_ids"].to_pylist()[:3] == logs.IDS[0][:3]
+    assert len(names["table"]) == 10
+
+
 def test_many_chunks(tmp_path, monkeypatch):
     """A log that is read in many blocks: lines and overflows keep their places."""
     monkeypatch.setattr(jsonl, "_CHUNK_BYTES", 1000)

@@ -110,7 +110,10 @@ def test_text_shows_losses_and_families(tmp_path):
     both = [event(), event(family="chexps", expert_ids=[2, 2])]
     trace = traces.read_trace(logs.write(tmp_path, [*both, overflow(2, 1234)]))
     lines = summary.as_text(summary.summarize(trace)).splitlines()
-    assert lines[3] == "events    2 of 2 layers, 1,234 events LOST, NOT complete"
+    assert (
+        lines[3]
+        == "events    2 of 2 layers, 1,234 events LOST up to the last line, NOT complete: losses after it are unknown"
+    )
     assert lines[5] == "note      no end record: the process was killed or still runs, or the disk was full"
     assert lines[7].split()[:3] == ["layer", "family", "events"]
     assert lines[9].split()[:3] == ["0", "chexps", "1"]
