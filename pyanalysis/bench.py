@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     log.add_argument("-m", "--model", type=Path, help="GGUF file (default: the small embedded model)")
-    log.add_argument("--capacity", choices=("0", "all"), default="all", help="default: %(default)s")
+    log.add_argument("--capacity", default="all", help="default: %(default)s")
     log.add_argument("--rounds", type=int, default=4, help="rounds over both arms (default: %(default)s)")
     log.add_argument("--options", default="-p 0 -n 128 -r 3", help="options of llama-bench (default: %(default)s)")
     log.add_argument("--json", action="store_true", help="print the figures of every round as JSON")

@@ -14,15 +14,19 @@ from pyanalysis.printing import discard_stdout, show
 from pyanalysis.record import command as record
 
 _RUN_HELP = """\
-usage: moecache run [-m MODEL] [-p PROMPT] [--capacity 0|all] [--log DIR [--top1-every N]] [--show-command]
-                    [llama.cpp options ...]
+usage: moecache run [-m MODEL] [-p PROMPT] [--capacity C [--policy P] [--per-layer]] [--log DIR [--top1-every N]]
+                    [--show-command] [llama.cpp options ...]
 
 Generate text with llama.cpp's own llama-completion on the MoECache device. Options that are not listed here are
 llama-completion's and reach it unchanged (llama-completion --help). Text goes to stdout, logs to stderr.
 
 options:
   -m, --model MODEL   GGUF file (default: the small embedded model)
-  --capacity 0|all    experts with a copy on the device (default: GGML_MOECACHE_CAPACITY, else 0)
+  --capacity C        experts with a slot on the device: 0, a number, a share (25%), memory (2GiB), auto (what is free),
+                      all (default: GGML_MOECACHE_CAPACITY, else 0)
+  --policy P          which experts get the slots, name:parameter=value:... (default: GGML_MOECACHE_POLICY; moecache
+                      simulate --list-policies)
+  --per-layer         each layer has slots of its own; a number or share is then of each layer
   --log DIR           write the routing log to this folder, which must not hold one yet (moecache trace show DIR)
   --top1-every N      also log, for every N-th token and each layer, the token that the final norm and LM head would
                       give from the layer's hidden state. llama-cpp-python then makes the text, with -p or -f, -n, -c
@@ -36,6 +40,7 @@ warm-up is a request like any other and would be the first in the log)
 examples:
   moecache run -p "SQLite is a library that" -n 48 --temp 0
   moecache run -m model.gguf --capacity all -p "Hello" -n 64 -c 4096
+  moecache run --capacity 25% --policy lru -p "SQLite is" -n 200 --log cached
   moecache run -m model.gguf -cnv -sys "You are a helpful assistant"
   moecache run -p "SQLite is" -n 200 --log log && moecache trace show log
   moecache run -p "SQLite is" -n 200 --log lens --top1-every 8 && moecache trace convert lens lens.parquet

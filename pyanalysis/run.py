@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ggml_moecache
+from ggml_moecache import _native
 from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
@@ -22,7 +23,7 @@ from ggml_moecache.run_fields import check_new_log, file_sha256
 from pyanalysis import run_top1
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # Options of llama-completion that say the same as ours would; whoever gives one of a group decides for the group.
 _DEVICE_OPTIONS = {"-dev", "--device"}
@@ -49,6 +50,8 @@ class RunRequest:
 
     model: Path | None = None
     capacity: str | None = None
+    policy: str | None = None
+    per_layer: bool = False
     log: Path | None = None
     top1_every: int | None = None
     show_command: bool = False
@@ -58,38 +61,50 @@ class RunRequest:
 def parse(arguments: list[str]) -> RunRequest:
     """Take our options out of `arguments`; all others are llama.cpp's, whose names an argument parser would abbreviate.
 
-    Raises ConfigError for an option without its value and for a capacity that is neither 0 nor all.
+    Raises ConfigError for an option without its value and for what is no capacity; the plugin checks the policy.
     """
     request = RunRequest()
     rest = iter(arguments)
     for argument in rest:
         name, equals, inline = argument.partition("=")
-        if name in ("-m", "--model", "--capacity", "--log", "--top1-every") and (equals == "" or name.startswith("--")):
+        if name in _OWN_OPTIONS and (equals == "" or name.startswith("--")):
             value = inline if equals else next(rest, None)
             if value is None or (value == "" and name != "--capacity"):
                 raise ConfigError(f"{name} needs a value")
-            if name == "--capacity":
-                request.capacity = value
-            elif name == "--log":
-                request.log = Path(value)
-            elif name == "--top1-every":
-                request.top1_every = _count(name, value)
-            else:
-                request.model = Path(value)
-        elif argument == "--show-command":
-            request.show_command = True
+            attribute, convert = _OWN_OPTIONS[name]
+            setattr(request, attribute, convert(value))
+        elif argument in _OWN_FLAGS:
+            setattr(request, _OWN_FLAGS[argument], True)
         else:
             request.llama_options.append(argument)
-    if request.capacity not in (None, "0", "all"):
-        raise ConfigError(
-            f"The '--capacity' option of moecache run must be 0 or all. Got {request.capacity!r} instead."
-        )
     if request.top1_every is not None and (request.log is None or request.show_command):
         need, what = (
             ("needs", "--log DIR") if request.log is None else ("excludes", "--show-command: no program is run")
         )
         raise ConfigError(f"--top1-every {need} {what}")
     return request
+
+
+def _capacity(value: str) -> str:
+    if not _native.is_capacity(value):
+        raise ConfigError(f"--capacity must be {_native.capacity_rule}. Got {value!r} instead.")
+    return value
+
+
+def _top1_every(value: str) -> int:
+    return _count("--top1-every", value)
+
+
+# Option: attribute of RunRequest, what makes its value of the text.
+_OWN_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "-m": ("model", Path),
+    "--model": ("model", Path),
+    "--capacity": ("capacity", _capacity),
+    "--policy": ("policy", str),
+    "--log": ("log", Path),
+    "--top1-every": ("top1_every", _top1_every),
+}
+_OWN_FLAGS = {"--per-layer": "per_layer", "--show-command": "show_command"}
 
 
 def _count(name: str, value: str) -> int:
@@ -123,6 +138,10 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
+    if request.policy is not None:
+        environment["GGML_MOECACHE_POLICY"] = request.policy
+    if request.per_layer:
+        environment["GGML_MOECACHE_PER_LAYER"] = "1"
     if request.log is not None:
         environment["GGML_MOECACHE_LOG"] = str(request.log)
     found = devices_of(library_dir, environment)

@@ -26,6 +26,9 @@ class Reason:
 
 def variables() -> list[Variable]: ...
 def reasons() -> list[Reason]: ...
+def is_capacity(text: str) -> bool: ...
+
+capacity_rule: str
 
 class PolicyParameter:
     @property

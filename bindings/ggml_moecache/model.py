@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggml_moecache import _plugin
+from ggml_moecache import _native, _plugin
 from ggml_moecache._paths import embedded_model, llama_library_dir
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
@@ -53,12 +53,28 @@ def load_backends() -> tuple[Any, _plugin.Registry]:
 
 
 def check_capacity(capacity: int | str | None) -> str | None:
-    """The plugin's spelling of `capacity`, None as it is. Raises ConfigError unless it is None, 0 or 'all'."""
+    """The plugin's spelling of `capacity`, None as it is. Raises ConfigError for what is no capacity."""
     if capacity is None:
         return None
-    if (isinstance(capacity, int) and not isinstance(capacity, bool) and capacity == 0) or capacity in ("0", "all"):
+    if not isinstance(capacity, bool) and isinstance(capacity, (int, str)) and _native.is_capacity(str(capacity)):
         return str(capacity)
-    raise ConfigError(f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead.")
+    raise ConfigError(
+        f"The 'capacity' parameter of load_model must be {_native.capacity_rule}. Got {capacity!r} instead."
+    )
+
+
+def _cache_variables(capacity: int | str | None, policy: str | None, per_layer: bool | None) -> dict[str, str]:
+    """Variables of the plugin for the cache. Raises ConfigError; the plugin itself checks the policy."""
+    for name, given, kind in (("policy", policy, str), ("per_layer", per_layer, bool)):
+        if given is not None and not isinstance(given, kind):
+            what = "a string" if kind is str else "True or False"
+            raise ConfigError(f"The {name!r} parameter of load_model must be {what}. Got {given!r} instead.")
+    values = {
+        "GGML_MOECACHE_CAPACITY": check_capacity(capacity),
+        "GGML_MOECACHE_POLICY": policy,
+        "GGML_MOECACHE_PER_LAYER": None if per_layer is None else str(int(per_layer)),
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _check_n_seq_max(n_seq_max: object) -> None:
@@ -145,6 +161,8 @@ def load_model(
     path: str | Path | None = None,
     *,
     capacity: int | str | None = None,
+    policy: str | None = None,
+    per_layer: bool | None = None,
     device: str = "MoECache0",
     log: str | Path | None = None,
     log_ring_events: int | None = None,
@@ -161,8 +179,14 @@ def load_model(
     path
         The GGUF file (the first part of a split one); None: the small embedded model.
     capacity
-        How many experts get a copy on the device: 0 (they are computed by the CPU, from the store in host memory) or
-        'all'. None: as GGML_MOECACHE_CAPACITY says, else 0.
+        How many experts get a slot on the device: 0 (all are computed by the CPU, from the store in host memory), a
+        number, a share ("25%"), memory ("2GiB"), "auto" (what is free) or "all". None: as GGML_MOECACHE_CAPACITY says,
+        else 0.
+    policy
+        Which experts get the slots, name:parameter=value:...; None: as GGML_MOECACHE_POLICY says.
+    per_layer
+        Slots of its own for each layer; a number or share is then of each layer. None: as GGML_MOECACHE_PER_LAYER says,
+        else all layers share.
     device
         "MoECache<i>": the i-th GPU, or the CPU as a stand-in on a machine without one.
     log
@@ -189,7 +213,7 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` is neither 0 nor 'all', `n_seq_max` is no number of sequences, a setting of the log is out of its
+        `capacity` or `policy` is none, `n_seq_max` is no number of sequences, a setting of the log is out of its
         range or excludes another, the folder of `log` cannot take a log, or `log_top1_every` does not know how this
         model makes logits of a hidden state.
     ModelFileError
@@ -211,8 +235,7 @@ def load_model(
         if not isinstance(given, allowed) and not (name == "path" and given is None):
             raise ConfigError(f"The {name!r} parameter of load_model must be a string. Got {given!r} instead.")
     settings = log_variables(log, log_ring_events, log_full, live_log, log_top1_every)
-    if (chosen := check_capacity(capacity)) is not None:
-        settings["GGML_MOECACHE_CAPACITY"] = chosen
+    settings |= _cache_variables(capacity, policy, per_layer)
     _check_n_seq_max(n_seq_max)
     file = read_model(embedded_model() if path is None else path)
     module, registry = load_backends()

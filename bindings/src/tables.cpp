@@ -1,8 +1,10 @@
 // bindings/src/tables.cpp: the configuration variables and the reason codes, as Python lists.
+#include "core/capacity.h"
 #include "core/config.h"
 #include "core/reasons.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <vector>
@@ -32,5 +34,13 @@ void bind_tables(nb::module_ & m) {
     nb::class_<moecache::reason_info>(m, "Reason", "Why the cache, or a part of it, does not do what was asked.")
         .def_ro("name", &moecache::reason_info::name, "As in the log and in the status.")
         .def_ro("text", &moecache::reason_info::text, "What it means and what to do about it.");
+    m.def(
+        "is_capacity",
+        [](const std::string & text) {
+            moecache::capacity_setting ignored;
+            return moecache::capacity_setting::parse(text, ignored);
+        },
+        nb::arg("text"), "Whether the plugin takes it for a capacity: 12, 25%, 2GiB, auto, all.");
+    m.attr("capacity_rule") = moecache::capacity_setting::rule();
     m.def("reasons", &reasons, "All reason codes; the first one is 'none'.");
 }

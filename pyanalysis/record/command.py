@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     add("--top-k", type=int, default=default.top_k, help="default: %(default)s (off)")
     add("--top-p", type=float, default=default.top_p, help="default: %(default)s (off)")
     add("--min-p", type=float, default=default.min_p, help="default: %(default)s (off)")
-    add("--capacity", choices=("0", "all"), help="experts with a copy on the device (default: GGML_MOECACHE_CAPACITY)")
+    add("--capacity", help="experts with a slot on the device (default: GGML_MOECACHE_CAPACITY)")
     add("--device", default="MoECache0", help="default: %(default)s")
     add("-t", "--threads", type=int, help="CPU threads (default: llama-cpp-python's)")
     add("-ub", "--ubatch-size", metavar="TOKENS", type=int, default=512, help="default: %(default)s")

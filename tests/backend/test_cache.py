@@ -1,8 +1,8 @@
 """The cache at run time, on the stand-in: what it decides, copies and computes.
 
-The stand-in's device multiplies with the CPU's kernels, so whatever is cached, the logits are stock's bit for bit: a row
-of a slot that holds another expert, or that was read too early, would show. Decisions are compared with the simulator's,
-which runs the same policies, from the log of the same run.
+The stand-in's device multiplies with the CPU's kernels, so whatever is cached, the logits are stock's bit for bit: a
+row of a slot that holds another expert, or that was read too early, would show. Decisions are compared with those of
+the simulator, which runs the same policies, on the log of the same run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def test_the_log_replays_exactly(build: Build, tmp_path: Path, policy: str) -> N
         assert event["cache_hit"] == replay.hit[replay.offsets[index] : replay.offsets[index + 1]].tolist()
         decisions = by_event.get(index, [])
         assert event["admitted"] == [replay.admitted_expert[d] for d in decisions]
-        evicted = [[replay.evicted_layer[d], replay.evicted_expert[d]] for d in decisions if replay.evicted_layer[d] >= 0]
+        evicted = [
+            [replay.evicted_layer[d], replay.evicted_expert[d]] for d in decisions if replay.evicted_layer[d] >= 0
+        ]
         assert event["evicted"] == evicted
         assert (event["copy_bytes"] > 0) == bool(decisions)
         # Not told: there was no next token, or every copy lost its slot before it (to another layer's expert).

@@ -109,11 +109,12 @@ def test_nonsense_number_of_sequences(n):
     assert str(caught.value) == words
 
 
-@pytest.mark.parametrize("capacity", ["x", "", "ALL", "50%", 1, -1, True, 0.5])
+@pytest.mark.parametrize("capacity", ["x", "", "ALL", "50 %", "101%", -1, True, 0.5])
 def test_nonsense_capacity(capacity):
     with pytest.raises(errors.ConfigError) as caught:
         ggml_moecache.load_model(capacity=capacity)
-    assert str(caught.value) == f"The 'capacity' parameter of load_model must be 0 or 'all'. Got {capacity!r} instead."
+    rule = "a number of experts, a share like 25%, a size like 2GiB or 512MiB, auto, or all"
+    assert str(caught.value) == f"The 'capacity' parameter of load_model must be {rule}. Got {capacity!r} instead."
 
 
 def test_bad_files(tmp_path):

@@ -53,7 +53,7 @@ def test_unknown_command():
 def test_config_lists_every_variable():
     result = moecache("config")
     assert result.returncode == 0
-    assert "GGML_MOECACHE_CAPACITY  (0 or all; default 0)\n" in result.stdout
+    assert "GGML_MOECACHE_CAPACITY  (a number of experts, a share like 25%, " in result.stdout
     assert "GGML_MOECACHE_STATUS  (a file name; no default)\n" in result.stdout
     for variable in ggml_moecache.config.variables():
         assert f"{variable.name}  (" in result.stdout

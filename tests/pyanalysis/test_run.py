@@ -44,11 +44,12 @@ def test_option_without_value(arguments):
         run.parse(arguments)
 
 
-@pytest.mark.parametrize("capacity", ["x", "1", "", "ALL"])
+@pytest.mark.parametrize("capacity", ["x", "1.5", "", "ALL", "2GB"])
 def test_nonsense_capacity(capacity):
     with pytest.raises(ConfigError) as caught:
         run.parse(["--capacity", capacity])
-    assert str(caught.value) == f"The '--capacity' option of moecache run must be 0 or all. Got {capacity!r} instead."
+    rule = "a number of experts, a share like 25%, a size like 2GiB or 512MiB, auto, or all"
+    assert str(caught.value) == f"--capacity must be {rule}. Got {capacity!r} instead."
 
 
 def command(*options: str, help_text: str = "-lm, --load-mode MODE") -> list[str]:
