@@ -2,6 +2,7 @@
 
 #include "check.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
@@ -98,6 +99,48 @@ TEST(weights_that_json_cannot_write_are_null) {
     put(*log, 0, std::numeric_limits<float>::quiet_NaN());
     log.reset();
     CHECK(lines_of(folder.path + "/routing.jsonl")[0].find("\"router_weights\":null") != std::string::npos);
+}
+
+// Two layers, 7 and 9, of 16 experts: items 0 to 15 and 16 to 31. Four decisions do not fit one slot of k_max = 3.
+TEST(what_a_cache_did_stands_in_the_line) {
+    scratch_folder folder;
+    column_info    layer;
+    layer.layer_id    = 7;
+    layer.n_experts   = 16;
+    column_info later = layer;
+    later.layer_id    = 9;
+    auto with_cache   = options(folder.path);
+    with_cache.cache  = std::make_shared<cache_geometry>(cache_geometry::make({ layer, later }, false));
+    auto       log    = open(with_cache);
+    const auto decide = [&](std::vector<routing_decision> made) {
+        routing_event * slot = log->ring().begin(9);
+        slot->kind           = MOECACHE_SLOT_DECISIONS;
+        slot->n_used         = static_cast<uint16_t>(made.size());
+        std::copy(made.begin(), made.end(), log->ring().decisions(slot));
+        log->ring().commit();
+    };
+    decide({ { 11, no_item }, { 5, 16 + 3 }, { 4, 2 } });
+    decide({ { 6, 16 + 15 } });
+    routing_event * event     = log->ring().begin(9);
+    event->layer_id           = 7;
+    event->n_used             = 2;
+    event->ids()[0]           = 11;
+    event->ids()[1]           = 5;
+    *log->ring().cache(event) = { 2, 40, 1000, 0, 77, 0, 300, 0, 0, 1, {} };
+    log->ring().commit();
+    put(*log, 4); // it passed the cache by
+    CHECK_EQ(log->ring().n_committed(), uint64_t(2));
+    log.reset();
+    const auto lines = lines_of(folder.path + "/routing.jsonl");
+    CHECK_EQ(lines.size(), size_t(3));
+    const std::string made =
+        "\"resident_experts\":40,\"cache_hit\":[false,true],\"admitted\":[11,5,4,6],\"evicted\":[[9,3],[7,2],[9,15]],"
+        "\"copy_enqueued_ns\":1000,\"copy_ready_ns\":null,\"ready_before_next_token\":false,\"copy_bytes\":77,"
+        "\"copy_duration_ns\":null,\"cpu_duration_ns\":300,\"cuda_duration_ns\":null}";
+    CHECK(lines[0].find(made) != std::string::npos);
+    CHECK(lines[1].find("\"resident_experts\":null,\"cache_hit\":[],\"admitted\":[],\"evicted\":[],") !=
+          std::string::npos);
+    CHECK(lines[2].find("\"events\":2") != std::string::npos);
 }
 
 TEST(nothing_is_lost_silently_under_load) {
