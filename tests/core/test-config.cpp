@@ -35,6 +35,24 @@ TEST(environment_is_read_and_a_setting_wins) {
     CHECK(config_read().capacity.all());
 }
 
+TEST(settings_of_the_cache) {
+    clean();
+    CHECK_EQ(config_read().policy, "cumulative-lfu");
+    CHECK(!config_read().per_layer && !config_read().sync);
+    CHECK_EQ(config_read().reserve_bytes, uint64_t(512) << 20);
+    setenv("GGML_MOECACHE_CAPACITY", "25%", 1);
+    setenv("GGML_MOECACHE_POLICY", "windowed-lfu:window=64", 1);
+    setenv("GGML_MOECACHE_PER_LAYER", "1", 1);
+    setenv("GGML_MOECACHE_SYNC", "1", 1);
+    setenv("GGML_MOECACHE_RESERVE_MIB", "3", 1);
+    CHECK_EQ(config_check(), "");
+    CHECK(config_read().capacity.partial());
+    CHECK_EQ(config_read().policy, "windowed-lfu:window=64");
+    CHECK(config_read().per_layer && config_read().sync);
+    CHECK_EQ(config_read().reserve_bytes, uint64_t(3) << 20);
+    clean();
+}
+
 TEST(an_empty_variable_means_the_default) {
     clean();
     setenv("GGML_MOECACHE_CAPACITY", "", 1);
@@ -45,11 +63,19 @@ TEST(an_empty_variable_means_the_default) {
 
 TEST(nonsense_is_refused_with_name_rule_and_value) {
     clean();
-    CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", "120%"),
-             "GGML_MOECACHE_CAPACITY must be 0 or all. Got '120%' instead.");
+    const std::string rule =
+        "GGML_MOECACHE_CAPACITY must be a number of experts, a share like 25%, a size like 2GiB or 512MiB, auto, or all.";
+    CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", "120%"), rule + " Got '120%' instead.");
     setenv("GGML_MOECACHE_CAPACITY", "ALL", 1);
-    CHECK_EQ(config_check(), "GGML_MOECACHE_CAPACITY must be 0 or all. Got 'ALL' instead.");
+    CHECK_EQ(config_check(), rule + " Got 'ALL' instead.");
     clean();
+    CHECK_EQ(config_set("GGML_MOECACHE_POLICY", "belady"),
+             "GGML_MOECACHE_POLICY must be a policy that can run. Got 'belady', which needs to see the whole trace or "
+             "single accesses, instead.");
+    CHECK(config_set("GGML_MOECACHE_POLICY", "lru:weight=3").find("GGML_MOECACHE_POLICY: ") == 0);
+    for (const char * bad : { "", "-1", "x", "99999999999999999999" }) {
+        CHECK(!config_set("GGML_MOECACHE_RESERVE_MIB", bad).empty());
+    }
     for (const char * bad : { "0", "-1", "+8", " 8", "8 ", "8.5", "1e3", "0x10", "99999999999999999999", "MiB" }) {
         CHECK(!config_set("GGML_MOECACHE_DEVICE_MIB", bad).empty());
     }
