@@ -85,7 +85,8 @@ def test_nonsense_capacity_ends_the_program(build: Build, program: str) -> None:
     )
     assert result.returncode != 0
     (line,) = our_lines(result)
-    assert "GGML_MOECACHE_CAPACITY must be 0 or all. Got '120%' instead." in line
+    assert "GGML_MOECACHE_CAPACITY must be a number of experts, a share like 25%, a size like 2GiB" in line
+    assert "Got '120%' instead." in line
 
 
 def test_a_library_that_was_never_used_says_so(build: Build) -> None:
