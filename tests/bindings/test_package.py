@@ -42,6 +42,12 @@ def test_variables_are_the_documented_ones():
     table = {v.name: v for v in _native.variables()}
     assert list(table) == [
         "GGML_MOECACHE_CAPACITY",
+        "GGML_MOECACHE_PER_LAYER",
+        "GGML_MOECACHE_POLICY",
+        "GGML_MOECACHE_SYNC",
+        "GGML_MOECACHE_RESERVE_MIB",
+        "GGML_MOECACHE_STANDIN_COPY_DELAY_US",
+        "GGML_MOECACHE_STANDIN_COPY_MIB_S",
         "GGML_MOECACHE_STATUS",
         "GGML_MOECACHE_DEVICE_MIB",
         "GGML_MOECACHE_STANDIN",
@@ -53,6 +59,12 @@ def test_variables_are_the_documented_ones():
     ]
     assert {name: v.default for name, v in table.items() if v.default} == {
         "GGML_MOECACHE_CAPACITY": "0",
+        "GGML_MOECACHE_PER_LAYER": "0",
+        "GGML_MOECACHE_POLICY": "decayed-lfu:half-life=64",
+        "GGML_MOECACHE_SYNC": "0",
+        "GGML_MOECACHE_RESERVE_MIB": "512",
+        "GGML_MOECACHE_STANDIN_COPY_DELAY_US": "0",
+        "GGML_MOECACHE_STANDIN_COPY_MIB_S": "0",
         "GGML_MOECACHE_STANDIN": "0",
         "GGML_MOECACHE_LOG_RING_EVENTS": "262144",
         "GGML_MOECACHE_LOG_FULL": "drop",
