@@ -50,23 +50,25 @@ def cells_of(evidence: Evidence, adaptive: str, *, seed: int) -> list[Cell]:
     cells = []
     for split in evidence.splits:
         bootstrap = bootstrap_of(evidence, split.name, seed)
-        for cost in evidence.replayers:
-            nothing = evidence.sums[cost, split.name, adaptive, 0.0]
+        for cost, model in evidence.costs.items():
+            nothing = evidence.sums[cost, split.name, adaptive, 0.0].time_ns(model)
             for percent in evidence.slots:
-                one = evidence.sums[cost, split.name, adaptive, percent]
-                bound = evidence.sums[cost, split.name, BOUND, percent]
-                statics = {name: evidence.sums[cost, split.name, name, percent] for name in STATICS}
-                every = {ADAPTIVE: one, **statics}
+                names = (adaptive, BOUND, *STATICS)
+                sums = {name: evidence.sums[cost, split.name, name, percent] for name in names}
+                times = {name: one.time_ns(model) for name, one in sums.items()}
+                one, bound = sums[adaptive], sums[BOUND]
+                saved = {name: bootstrap.relative(times[name], nothing) for name in (adaptive, *STATICS)}
+                against = {name: bootstrap.relative(times[adaptive], times[name]) for name in STATICS}
                 cells.append(
                     Cell(
                         workload=evidence.name,
                         split=split.name,
                         cost=cost,
                         percent=percent,
-                        saved={name: bootstrap.relative(s.time_ns, nothing.time_ns) for name, s in every.items()},
-                        bound_time=bootstrap.relative(one.time_ns, bound.time_ns),
+                        saved={ADAPTIVE: saved.pop(adaptive), **saved},
+                        bound_time=bootstrap.relative(times[adaptive], times[BOUND]),
                         bound_hits=bootstrap.difference(one.hits, bound.hits, one.accesses),
-                        against={name: bootstrap.relative(one.time_ns, s.time_ns) for name, s in statics.items()},
+                        against=against,
                     )
                 )
     return cells
@@ -108,7 +110,7 @@ def points_of(evidence: Evidence, *, seed: int) -> list[Point]:
                 percent=percent,
                 experts=experts[percent],
                 hit_rate=bootstraps[split].ratio(sums.hits, sums.accesses),
-                time_ns=bootstraps[split].ratio(sums.time_ns, parts[split].tokens),
+                time_ns=bootstraps[split].ratio(sums.time_ns(evidence.costs[cost]), parts[split].tokens),
                 copies=sums.copies,
                 late=sums.late,
                 tokens=int(parts[split].tokens.sum()),

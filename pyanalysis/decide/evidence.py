@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
-from pyanalysis.decide.parts import Part, Split, first_tokens, splits_of
+from pyanalysis.decide.parts import Split, first_tokens, splits_of
 from pyanalysis.decide.replays import Replayer, Sums
 from pyanalysis.simulation import EventStream
 from pyanalysis.simulation.capacity import slots_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from pyanalysis.cost import CostModel
-    from pyanalysis.decide.replays import Replayed
     from pyanalysis.traces import Trace
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,6 +73,7 @@ class Evidence:
     trace: Trace
     splits: tuple[Split, ...]
     slots: dict[float, tuple[int, ...]]
+    costs: dict[str, CostModel]
     replayers: dict[str, Replayer]
     sums: dict[tuple[str, str, str, float], Sums]
     selection_ns: dict[tuple[str, str, str, float], float]
@@ -111,8 +112,13 @@ def canonical(policies: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def gather(trace: Trace, options: Options, progress: Callable[[int, int], None]) -> Evidence:
-    """Replay `trace`; `progress` is called with (replays done, in all). Raises ConfigError."""
+def gather(
+    trace: Trace, options: Options, progress: Callable[[int, int], None], *, name: str | None = None
+) -> Evidence:
+    """Replay `trace`; `progress` is called with (replays done, in all). Raises ConfigError.
+
+    name   of the trace in the report; default: that of its file
+    """
     n_tokens = len(trace.tokens)
     if options.first_tokens is not None and options.first_tokens < n_tokens:
         trace = first_tokens(trace, options.first_tokens)
@@ -131,10 +137,11 @@ def gather(trace: Trace, options: Options, progress: Callable[[int, int], None])
     with tempfile.TemporaryDirectory() as folder:
         made.run(Path(folder), progress)
     return Evidence(
-        name=trace.path.name,
+        name=name or trace.path.name,
         trace=trace,
         splits=splits,
         slots=slots,
+        costs={cost.name: cost for cost in options.costs},
         replayers=replayers,
         sums=made.sums,
         selection_ns=made.selection_ns,
@@ -186,20 +193,14 @@ class _Gathering:
     def run(self, folder: Path, progress: Callable[[int, int], None]) -> None:
         jobs: list[Callable[[], None]] = []
         for cost in self._options.costs:
-            replayer = self._replayers[cost.name]
-            jobs += [
-                lambda c=cost, p=policy, at=percent: self._online(c, p, at)  # type: ignore[misc]
-                for policy in (*self._options.adaptive, COLD, OPTIMUM)
-                for percent in self._slots
-            ]
-            for split in self._splits:
-                for name, part in ((STATIC, split.selection), (BOUND, split.held_out)):
-                    file = folder / f"{split.name}-{name}.csv"
-                    replayer.write_ranking(file, replayer.uses(part))
-                    jobs += [
-                        lambda c=cost, s=split, n=name, f=file, at=percent: self._static(c, s, n, f, at)  # type: ignore[misc]
-                        for percent in self._slots
-                    ]
+            for policy in (*self._options.adaptive, COLD, OPTIMUM):
+                jobs += [functools.partial(self._online, cost, policy, percent) for percent in self._slots]
+        any_cost = next(iter(self._replayers.values()))  # what is placed beforehand waits for no copy
+        for split in self._splits:
+            for name, part in ((STATIC, split.selection), (BOUND, split.held_out)):
+                file = folder / f"{split.name}-{name}.csv"
+                any_cost.write_ranking(file, any_cost.uses(part))
+                jobs += [functools.partial(self._static, split, name, file, percent) for percent in self._slots]
         in_threads(jobs, self._options.workers, progress)
 
     def _online(self, cost: CostModel, policy: str, percent: float) -> None:
@@ -207,31 +208,38 @@ class _Gathering:
         replayed = replayer.replay(policy, self._slots[percent], cost)
         for split in self._splits:
             key = (cost.name, split.name, policy, percent)
-            self.sums[key] = replayer.sums(replayed, split.held_out, cost)
+            self.sums[key] = replayer.sums(replayed, split.held_out)
             if policy in self._options.adaptive:
-                self.selection_ns[key] = _per_token(replayer, replayed, split.selection, cost)
+                selection = replayer.sums(replayed, split.selection)
+                self.selection_ns[key] = float(selection.time_ns(cost).sum() / split.selection.tokens.sum())
 
-    def _static(self, cost: CostModel, split: Split, name: str, file: Path, percent: float) -> None:
-        replayer = self._replayers[cost.name]
-        replayed = replayer.replay(f"static:file={file}", self._slots[percent], None)
-        self.sums[cost.name, split.name, name, percent] = replayer.sums(replayed, split.held_out, cost)
-
-
-def _per_token(replayer: Replayer, replayed: Replayed, part: Part, cost: CostModel) -> float:
-    return float(replayer.sums(replayed, part, cost).time_ns.sum() / part.tokens.sum())
+    def _static(self, split: Split, name: str, file: Path, percent: float) -> None:
+        replayer = next(iter(self._replayers.values()))
+        sums = replayer.sums(replayer.replay(f"static:file={file}", self._slots[percent], None), split.held_out)
+        for cost in self._options.costs:
+            self.sums[cost.name, split.name, name, percent] = sums
 
 
-def with_cost(evidence: Evidence, name: str, cost: CostModel, adaptive: str, options: Options) -> Evidence:
-    """The same trace with `cost` for the cost model `name`, the candidates and the bound only, at `options.percents`."""
-    from dataclasses import replace  # noqa: PLC0415
+def with_cost(evidence: Evidence, name: str, cost: CostModel, adaptive: str, percents: Sequence[float]) -> Evidence:
+    """The same trace with `cost` instead of the cost model `name`: candidates and bound, at 0 and at `percents`.
 
-    percents = [percent for percent in options.percents if percent in evidence.slots]
-    slots = {percent: evidence.slots[percent] for percent in (0.0, *percents)}
-    replayers = {cost.name: evidence.replayers[name]}
-    made = _Gathering(replayers, evidence.splits, slots, replace(options, costs=(cost,), adaptive=(adaptive,)))
-    with tempfile.TemporaryDirectory() as folder:
-        made.run(Path(folder), lambda _done, _total: None)
-    return replace(evidence, slots=slots, replayers=replayers, sums=made.sums, selection_ns=made.selection_ns)
+    What never waits for a copy is the same as before; the others are replayed, in the calling thread.
+    """
+    at = [percent for percent in percents if percent in evidence.slots]
+    replayer = evidence.replayers[name]
+    sums = {}
+    for split in evidence.splits:
+        sums[cost.name, split.name, adaptive, 0.0] = evidence.sums[name, split.name, adaptive, 0.0]
+        for policy in (STATIC, BOUND, COLD):
+            for percent in (0.0, *at):
+                sums[cost.name, split.name, policy, percent] = evidence.sums[name, split.name, policy, percent]
+    for policy in (adaptive, COLD):
+        for percent in at:
+            replayed = replayer.replay(policy, evidence.slots[percent], cost)
+            for split in evidence.splits:
+                sums[cost.name, split.name, policy, percent] = replayer.sums(replayed, split.held_out)
+    slots = {percent: evidence.slots[percent] for percent in (0.0, *at)}
+    return replace(evidence, slots=slots, costs={cost.name: cost}, replayers={cost.name: replayer}, sums=sums)
 
 
 def in_threads(jobs: Sequence[Callable[[], None]], workers: int | None, progress: Callable[[int, int], None]) -> None:

@@ -5,7 +5,7 @@ Only decoded tokens are selected on and evaluated. Prompts are replayed too: the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,8 +57,6 @@ class Split:
 
 def first_tokens(trace: Trace, n_tokens: int) -> Trace:
     """The events of the first `n_tokens` tokens of a trace, in the order in which tokens first appear."""
-    from dataclasses import replace  # noqa: PLC0415
-
     number = _number_of_token(trace.tokens.of_event)[trace.tokens.of_event]
     keep = number < n_tokens
     names = ("request", "token", "layer", "family", "phase", "batch", "ids", "line")

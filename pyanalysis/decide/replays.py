@@ -39,21 +39,40 @@ class Replayed:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """A replay over one part, by its u units. Times in ns, by the formula of pyanalysis.cost.
+    """A replay over one part, by its u units.
 
-    hits, accesses   int64[u]
-    time_ns          float64[u]
+    n_experts        int64[m]   experts of an event: the m numbers that occur
+    events           int64[u, m, most + 1]   events of so many experts by their hits; times follow from it
+    tokens           int64[u]   those of the part
     layer_hits, layer_accesses   int64[columns]   over the whole part
     copies, late     started by an event from the first of the part to the last
     """
 
-    hits: Array
-    accesses: Array
-    time_ns: Array
+    n_experts: Array
+    events: Array
+    tokens: Array
     layer_hits: Array
     layer_accesses: Array
     copies: int
     late: int
+
+    @property
+    def hits(self) -> Array:
+        """int64[u]."""
+        total: Array = self.events.sum(axis=1) @ np.arange(self.events.shape[2])
+        return total
+
+    @property
+    def accesses(self) -> Array:
+        """int64[u]: experts asked for."""
+        total: Array = self.events.sum(axis=2) @ self.n_experts
+        return total
+
+    def time_ns(self, cost: CostModel) -> Array:
+        """float64[u]: of the unit's tokens, by the formula of pyanalysis.cost."""
+        by_hits = range(self.events.shape[2])
+        table = [[cost.event_ns(n, min(h, n)) for h in by_hits] for n in self.n_experts.tolist()]
+        return np.tensordot(self.events, np.array(table), axes=2) + cost.other_token_ns * self.tokens
 
 
 class Replayer:
@@ -77,19 +96,22 @@ class Replayer:
         log = counts.log()
         return Replayed(log["hit"], log["admitted_event"], log["copy_ready"] == 0)
 
-    def sums(self, replayed: Replayed, part: Part, cost: CostModel) -> Sums:
+    def sums(self, replayed: Replayed, part: Part) -> Sums:
         hits_of_event = np.add.reduceat(replayed.hit, self._offsets[:-1], dtype=np.int64)
         hits, n = hits_of_event[part.events], self._n_of_event[part.events]
         column = self._column[part.events]
+        n_experts, kind = np.unique(n, return_inverse=True)
+        shape = (part.n_units, len(n_experts), int(n_experts[-1]) + 1)
+        place = np.ravel_multi_index((part.unit, kind, hits), shape)
         first, last = part.events[0], part.events[-1]
         copied = (replayed.copied_event >= first) & (replayed.copied_event <= last)
-        u, columns = part.n_units, len(self.stream.columns)
+        columns = len(self.stream.columns)
         return Sums(
-            hits=_total(part.unit, hits, u),
-            accesses=_total(part.unit, n, u),
-            time_ns=np.bincount(part.unit, _event_ns(cost, n, hits), u) + cost.other_token_ns * part.tokens,
-            layer_hits=_total(column, hits, columns),
-            layer_accesses=_total(column, n, columns),
+            n_experts=n_experts,
+            events=np.bincount(place, minlength=int(np.prod(shape))).reshape(shape),
+            tokens=part.tokens,
+            layer_hits=np.bincount(column, hits, columns).astype(np.int64),
+            layer_accesses=np.bincount(column, n, columns).astype(np.int64),
             copies=int(copied.sum()),
             late=int((copied & replayed.late).sum()),
         )
@@ -111,15 +133,3 @@ class Replayer:
             for item, place in zip(ranked.tolist(), column.tolist(), strict=True):
                 layer, family, *_ = self.stream.columns[place]
                 writer.writerow([layer, family, item - int(self.stream.first_item[place])])
-
-
-def _total(place: Array, values: Array, n: int) -> Array:
-    return np.bincount(place, values, n).astype(np.int64)
-
-
-def _event_ns(cost: CostModel, n: Array, hits: Array) -> Array:
-    """CostModel.event_ns of each event."""
-    top = int(n.max()) + 1
-    table = np.array([[cost.event_ns(k, min(h, k)) for h in range(top)] for k in range(top)])
-    times: Array = table[n, hits]
-    return times
