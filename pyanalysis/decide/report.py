@@ -178,8 +178,8 @@ def _notes(decision: Decision) -> list[Block]:
             if one.replaced:
                 texts.append(
                     f"{one.name}: its experts have another size than those that the costs {', '.join(one.replaced)} "
-                    "were made for. Costs are not scaled, and copies have the cost model's bytes: the times are those of "
-                    "a model with the cost model's experts and layers that routes like this trace."
+                    "were made for. Costs are not scaled, and copies have the cost model's bytes: the times are those "
+                    "of a model with the cost model's experts and layers that routes like this trace."
                 )
             elif not one.sizes:
                 texts.append(f"{one.name}: the size of its experts is not recorded; that of the cost model is taken.")
