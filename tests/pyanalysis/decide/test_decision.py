@@ -99,7 +99,7 @@ def test_sensitivity():
 
 
 def test_sensitivity_replays_what_waits_for_copies():
-    """From one lookup to the next: a miss and the other work, 200 ns. A copy takes 150 ns, at half the bandwidth 300."""
+    """From one lookup to the next 200 ns: a miss, the other work. A copy takes 150 ns, at half the bandwidth 300."""
     costs = cost(copy_bandwidth_bytes_per_s=1000 / 150e-9)
     request = np.repeat(np.arange(40), 2)
     trace = small_trace((request % 4)[:, None, None], 4, request=request)
