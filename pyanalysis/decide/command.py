@@ -41,7 +41,11 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     parser.add_argument(
         "--cost", metavar="LIST", required=True, help="cost models by comma: JSON files, or h200, rtx-4060-ti"
     )
-    parser.add_argument("--adaptive", metavar="LIST", help="adaptive policies by comma (default: 15 of them)")
+    parser.add_argument(
+        "--adaptive",
+        metavar="LIST",
+        help="adaptive policies by comma (default: every kind, with several lengths of history)",
+    )
     parser.add_argument(
         "--capacity",
         metavar="LIST",
@@ -62,7 +66,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     parser.add_argument("--workers", metavar="N", type=int, help="threads (default: every CPU)")
     parser.add_argument("--json", action="store_true", help="print the verdicts and all they rest on as JSON")
     parser.add_argument(
-        "--report", metavar="DIR", type=Path, help="README.md, index.html with plots, decision.json, points.csv"
+        "--report", metavar="DIR", type=Path, help="README.md, index.html with plots, decision.json, points.parquet"
     )
     parser.add_argument("--force", action="store_true", help="replace the report if it exists")
 

@@ -35,9 +35,9 @@ ADAPTIVE_POLICIES = (
     "cumulative-lfu",
     "cumulative-lfu:tie=recency",
     "lru",
-    *(f"decayed-lfu:half-life={tokens}" for tokens in (64, 256, 1024, 4096)),
-    *(f"windowed-lfu:window={tokens}" for tokens in (64, 256, 1024, 4096)),
-    *(f"lfru:weight={weight}" for weight in (16, 64, 256)),
+    *(f"decayed-lfu:half-life={tokens}" for tokens in (16, 32, 64, 256, 1024, 4096)),
+    *(f"windowed-lfu:window={tokens}" for tokens in (32, 64, 256, 1024, 4096)),
+    *(f"lfru:weight={weight}" for weight in (16, 64, 256, 1024)),
     "request-lfu",
 )
 PERCENTS = (0, 0.5, 1, 2, 3, 4, 5, 7.5, 10, 15, 20, 25, 30, 40, 50, 60, 75, 90, 100)

@@ -1,24 +1,27 @@
-"""The report of a decision: README.md and index.html of the same blocks, decision.json, points.csv."""
+"""The report of a decision: README.md and index.html of the same blocks, decision.json, points.parquet."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pyanalysis.decide import tables
 from pyanalysis.decide.document import Code, Drawing, Heading, Items, Paragraph, Shown, as_html, as_markdown
 from pyanalysis.decide.evidence import BOUND, COLD, STATIC
+from pyanalysis.decide.intervals import Interval
 from pyanalysis.decide.parts import BLOCK_TOKENS, FEWEST_REQUESTS, FEWEST_UNITS
 from pyanalysis.decide.verdict import flips
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyanalysis.decide.cells import Point
     from pyanalysis.decide.decision import Decision, Group
     from pyanalysis.decide.document import Block
     from pyanalysis.decide.evidence import Evidence
@@ -53,8 +56,8 @@ _RULES = (
     ),
     (
         "{budget}; clocked timing: a copy is a hit only when the cost model says that it is complete. The time for the "
-        "policy's own bookkeeping is in no cost model. Parallel sequences are replayed one event after the other: what "
-        "a batch saves is not in their times."
+        "policy's own bookkeeping, and what copies take from the CPU's memory bandwidth, are in no cost model. Parallel "
+        "sequences are replayed one event after the other: what a batch saves is not in their times."
     ),
 )
 FOR_YOUR_MODEL = """\
@@ -113,7 +116,7 @@ def as_json(decision: Decision, default: str) -> str:
             for group in decision.groups
         ],
     }
-    return json.dumps(_rounded(value), indent=1) + "\n"
+    return json.dumps(_rounded(value)) + "\n"
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -133,20 +136,18 @@ def write(folder: Path, decision: Decision, *, default: str, command: str) -> No
     (folder / "README.md").write_text(as_markdown(TITLE, blocks), encoding="utf-8")
     (folder / "index.html").write_text(as_html(TITLE, blocks), encoding="utf-8")
     (folder / "decision.json").write_text(as_json(decision, default), encoding="utf-8")
-    with (folder / "points.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        names = ["trace", "held_out", "cost", "policy", "percent", "experts", "hit_rate", "hit_rate_low"]
-        writer.writerow([*names, "hit_rate_high", "ns_per_token", "ns_low", "ns_high", "copies", "late", "tokens"])
-        for group in decision.groups:
-            for p in group.points:
-                rates = [_number(x, 5) for x in (p.hit_rate.value, p.hit_rate.low, p.hit_rate.high)]
-                times = [_number(x, 0) for x in (p.time_ns.value, p.time_ns.low, p.time_ns.high)]
-                about = [p.workload, p.split, p.cost, p.policy, f"{p.percent:g}", p.experts]
-                writer.writerow([*about, *rates, *times, p.copies, p.late, p.tokens])
+    points = [_point_row(point) for group in decision.groups for point in group.points]
+    pq.write_table(pa.Table.from_pylist(points), folder / "points.parquet", compression="zstd")
 
 
-def _number(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
+def _point_row(point: Point) -> dict[str, Any]:
+    """Every column of points.parquet; low and high are null where there is no interval."""
+    row = {name: value for name, value in vars(point).items() if not isinstance(value, Interval)}
+    for name in ("hit_rate", "time_ns"):
+        interval = getattr(point, name)
+        row |= {name: interval.value}
+        row |= {f"{name}_{end}": getattr(interval, end) if interval.known else None for end in ("low", "high")}
+    return row
 
 
 def _blocks(decision: Decision, default: str, command: str) -> list[Block]:
@@ -173,18 +174,25 @@ def _blocks(decision: Decision, default: str, command: str) -> list[Block]:
 
 def _notes(decision: Decision) -> list[Block]:
     texts = [f"Costs {cost.name}: {cost.description}." for cost in decision.options.costs]
-    for group in decision.groups:
-        for one in group.evidences:
-            if one.replaced:
-                texts.append(
-                    f"{one.name}: its experts have another size than those that the costs {', '.join(one.replaced)} "
-                    "were made for. Costs are not scaled, and copies have the cost model's bytes: the times are those "
-                    "of a model with the cost model's experts and layers that routes like this trace."
-                )
-            elif not one.sizes:
-                texts.append(f"{one.name}: the size of its experts is not recorded; that of the cost model is taken.")
-            texts += [f"{one.name}: {note}." for note in one.notes]
-    return [Items(texts)]
+    traces: dict[str, list[str]] = {}
+    for one in (one for group in decision.groups for one in group.evidences):
+        for note in _notes_of(one):
+            traces.setdefault(note, []).append(one.name)
+    return [Items([*texts, *(f"{', '.join(names)}: {note}." for note, names in traces.items())])]
+
+
+def _notes_of(one: Evidence) -> list[str]:
+    if one.replaced:
+        size = (
+            f"the experts have another size than those that the costs {', '.join(one.replaced)} were made for. Costs "
+            "are not scaled, and copies have the cost model's bytes: the times are those of a model with the cost "
+            "model's experts and layers that routes like this trace"
+        )
+    elif one.sizes:
+        return list(one.notes)
+    else:
+        size = "the size of its experts is not recorded; that of the cost model is taken"
+    return [size, *one.notes]
 
 
 def _rules(decision: Decision) -> list[str]:
@@ -221,13 +229,13 @@ def _trace_blocks(group: Group, one: Evidence) -> list[Block]:
     every = list(dict.fromkeys(point.policy for point in own))
     key = tables.key_policies(group.adaptive)
     x_label = "capacity (% of the experts)"
-    for split in one.splits:
+    for place, split in enumerate(one.splits):
         part = [point for point in own if point.split == split.name]
         at = f"held-out {split.name}"
         rates = [point for point in part if point.cost == costs[0]]
         blocks += [
             Heading(f"Hit rate, {at}", 3),
-            Drawing(plots.lines(tables.curves(rates, key, "hit_rate"), x_label, "hit rate (%)")),
+            Drawing(plots.lines(tables.curves(rates, key, "hit_rate"), x_label, "hit rate (%)", marker="")),
             Shown(tables.by_capacity("hit_rate", rates, key, "hit_rate"), f"Copies timed by {costs[0]}.", folded=True),
             Shown(tables.targets(rates, every), "Capacity needed for a hit rate."),
         ]
@@ -235,16 +243,18 @@ def _trace_blocks(group: Group, one: Evidence) -> list[Block]:
             times = [point for point in part if point.cost == cost]
             blocks += [
                 Heading(f"Time per token (ms), {at}, {cost}", 3),
-                Drawing(plots.lines(tables.curves(times, key, "time_ns"), x_label, "time per token (ms)")),
+                Drawing(plots.lines(tables.curves(times, key, "time_ns"), x_label, "time per token (ms)", marker="")),
                 Shown(tables.by_capacity("time", times, key, "time_ns"), folded=True),
-                Shown(
-                    tables.copies(times, every), "Copies per decoded token, prompts included, and how many are late."
-                ),
             ]
+            if place == 0:  # the copies of the other split are nearly the same
+                caption = "Copies per decoded token, those for prompts included, and how many of them are late."
+                blocks.append(Shown(tables.copies(times, every), caption))
     split_name = one.splits[0].name
     blocks += [
         Heading(f"Frequencies of use, held-out {split_name}", 3),
-        Drawing(plots.lines(_cumulative(one, split_name), "experts of a layer (%)", "share of the accesses (%)")),
+        Drawing(
+            plots.lines(_cumulative(one, split_name), "experts of a layer (%)", "share of the accesses (%)", marker="")
+        ),
         Shown(tables.frequencies(one, split_name)),
         Heading(f"Hit rate of each layer, held-out {split_name}, {costs[0]}", 3),
         Shown(tables.layers(one, group, split_name, costs[0]), folded=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyanalysis.decide.decision import Decision, Group, Varied
     from pyanalysis.decide.evidence import Evidence
     from pyanalysis.decide.intervals import Interval
+    from pyanalysis.decide.parts import Part
     from pyanalysis.decide.verdict import Verdict
     from pyanalysis.report.tables import Value
 
@@ -55,14 +57,14 @@ def evidence(decision: Decision) -> Table:
             rows.append(
                 [
                     one.name,
-                    model["file"] or "not recorded",
+                    model["file"] or f"{Path(one.name).stem} (the name of the file)",
                     group.name if one.sequences is not None else f"{group.name} (ubatches not recorded)",
                     f"{len(columns)} x {' or '.join(map(str, experts))}, top-{one.trace.ids.shape[1]}",
                     f"{used:,}" if used == of_file else f"first {used:,} of {of_file:,}",
                     f"{one.stream.n_decode_tokens:,}",
                     "; ".join(
-                        f"{split.name}: {split.held_out.tokens.sum():,} in {split.held_out.n_units} "
-                        f"{split.held_out.kind}{'' if split.held_out.has_intervals else ' (no interval, no vote)'}"
+                        f"{split.name}: {split.held_out.tokens.sum():,} in {_units(split.held_out)}"
+                        f"{'' if split.held_out.has_intervals else ' (no interval, no vote)'}"
                         for split in one.splits
                     ),
                     " to ".join(f"{n:,}" for n in dict.fromkeys((one.sizes[0], one.sizes[-1])))
@@ -72,6 +74,10 @@ def evidence(decision: Decision) -> Table:
             )
     header = ["trace", "model", "sequences", "layers x experts", "tokens", "decoded", "held-out tokens", "expert bytes"]
     return Table("evidence", header, rows)
+
+
+def _units(part: Part) -> str:
+    return f"{part.n_units} {part.kind if part.n_units > 1 else part.kind.replace('s', '', 1)}"
 
 
 def verdict_row(name: str, group: Group, verdict: Verdict) -> list[Value]:

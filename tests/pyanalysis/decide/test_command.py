@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from ggml_moecache import _native
@@ -76,16 +76,13 @@ def test_report(moecache, files):
     # Of each trace: hit rate and time for two splits, frequencies.
     assert page.count("<svg") == page.count("</svg>") == 2 * 5
     assert str(files) not in text + page
-    with (report / "points.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["trace"] == "static.npz" and row["held_out"] == "requests"]
-    rates = {(row["policy"], row["percent"]): row["hit_rate"] for row in rows}
-    assert (rates["request-lfu", "25"], rates["static", "25"], rates["static", "50"]) == (
-        "0.00000",
-        "0.50000",
-        "1.00000",
-    )
-    times = {(row["policy"], row["percent"]): row["ns_per_token"] for row in rows}
-    assert (times["request-lfu", "0"], times["hindsight-static", "25"]) == ("200", "150")  # 150.5, rounded to even
+    rows = [row for row in pq.read_table(report / "points.parquet").to_pylist() if row["split"] == "requests"]
+    found = {(row["workload"], row["policy"], row["percent"]): row for row in rows}
+    assert found["static.npz", "request-lfu", 25]["hit_rate"] == 0
+    assert [found["static.npz", "static", at]["hit_rate_low"] for at in (25, 50)] == [0.5, 1]
+    assert found["static.npz", "request-lfu", 0]["time_ns"] == 200
+    assert found["static.npz", "hindsight-static", 25]["time_ns"] == 150.5
+    assert found["adaptive.npz", "lru", 25]["time_ns"] == pytest.approx(102.98)
     code, _, err = moecache(*args)
     assert code == 2
     assert "exists already" in err
@@ -153,6 +150,6 @@ def test_committed_report_is_the_source_of_the_default_policy():
 
 def test_committed_report_is_small_and_names_no_place():
     files = sorted(COMMITTED.iterdir())
-    assert [file.name for file in files] == ["README.md", "decision.json", "index.html", "points.csv"]
+    assert [file.name for file in files] == ["README.md", "decision.json", "index.html", "points.parquet"]
     assert sum(file.stat().st_size for file in files) < 3_000_000
-    assert not any(re.search(r"/(tmp|work|home|root)/", file.read_text()) for file in files)
+    assert not any(re.search(rb"/(tmp|work|home|root)/", file.read_bytes()) for file in files)
