@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyanalysis.cost import COSTS
-from pyanalysis.decide.cells import cells_of, choose_adaptive, points_of
+from pyanalysis.decide.cells import cells_of, choose_adaptive, mean_losses, points_of
 from pyanalysis.decide.evidence import with_cost
 from pyanalysis.decide.verdict import ADAPTIVE, Cell, Verdict, decide
 
@@ -38,12 +38,15 @@ class Group:
     """Traces with the same number of sequences at once: batch 1, or several; groups are never averaged.
 
     adaptive   the adaptive policy that stands for all, chosen on the selection parts; `losses` the mean loss of each
+    losses_with_copies   the same if a copy, which reads the same bytes, cost the CPU as much as a miss: the worst case,
+               where the memory is what limits the CPU
     """
 
     name: str
     evidences: tuple[Evidence, ...]
     adaptive: str
     losses: dict[str, float]
+    losses_with_copies: dict[str, float]
     cells: tuple[Cell, ...]
     points: tuple[Point, ...]
     sensitivity: tuple[Varied, ...]
@@ -100,7 +103,8 @@ def decision_of(
         cells = [cell for evidence in own for cell in cells_of(evidence, adaptive, seed=seed)]
         points = [point for evidence in own for point in points_of(evidence, seed=seed)]
         varied = _sensitivity(own, options, adaptive, seed, step)
-        groups.append(Group(name, tuple(own), adaptive, losses, tuple(cells), tuple(points), tuple(varied)))
+        worst = mean_losses(own, options.adaptive, misses_per_copy=1)
+        groups.append(Group(name, tuple(own), adaptive, losses, worst, tuple(cells), tuple(points), tuple(varied)))
     return Decision(options, tuple(groups), seed)
 
 

@@ -62,7 +62,7 @@ class Evidence:
     """Of one trace. `sums`: of the held-out parts by (cost, split, policy, percent).
 
     slots          of each percent, those of the budgets
-    selection_ns   time per token of the selection parts of the adaptive policies, by the same key
+    selection      (ns, copies) per token of the selection parts of the adaptive policies, by the same key
     uses           int64[items] of each split's held-out part
     sizes          bytes of its experts as the trace knows them; empty: it does not
     replaced       cost models whose size of expert stands for them
@@ -76,7 +76,7 @@ class Evidence:
     costs: dict[str, CostModel]
     replayers: dict[str, Replayer]
     sums: dict[tuple[str, str, str, float], Sums]
-    selection_ns: dict[tuple[str, str, str, float], float]
+    selection: dict[tuple[str, str, str, float], tuple[float, float]]
     uses: dict[str, Array]
     sizes: tuple[int, ...]
     replaced: tuple[str, ...]
@@ -144,7 +144,7 @@ def gather(
         costs={cost.name: cost for cost in options.costs},
         replayers=replayers,
         sums=made.sums,
-        selection_ns=made.selection_ns,
+        selection=made.selection,
         uses={split.name: next(iter(replayers.values())).uses(split.held_out) for split in splits},
         sizes=sizes,
         replaced=tuple(replaced),
@@ -188,7 +188,7 @@ class _Gathering:
     ) -> None:
         self._replayers, self._splits, self._slots, self._options = replayers, splits, slots, options
         self.sums: dict[tuple[str, str, str, float], Sums] = {}
-        self.selection_ns: dict[tuple[str, str, str, float], float] = {}
+        self.selection: dict[tuple[str, str, str, float], tuple[float, float]] = {}
 
     def run(self, folder: Path, progress: Callable[[int, int], None]) -> None:
         jobs: list[Callable[[], None]] = []
@@ -210,8 +210,9 @@ class _Gathering:
             key = (cost.name, split.name, policy, percent)
             self.sums[key] = replayer.sums(replayed, split.held_out)
             if policy in self._options.adaptive:
-                selection = replayer.sums(replayed, split.selection)
-                self.selection_ns[key] = float(selection.time_ns(cost).sum() / split.selection.tokens.sum())
+                sums = replayer.sums(replayed, split.selection)
+                n_tokens = int(sums.tokens.sum())
+                self.selection[key] = (float(sums.time_ns(cost).sum() / n_tokens), sums.copies / n_tokens)
 
     def _static(self, split: Split, name: str, file: Path, percent: float) -> None:
         replayer = next(iter(self._replayers.values()))

@@ -56,8 +56,8 @@ _RULES = (
     ),
     (
         "{budget}; clocked timing: a copy is a hit only when the cost model says that it is complete. The time for the "
-        "policy's own bookkeeping, and what copies take from the CPU's memory bandwidth, are in no cost model. Parallel "
-        "sequences are replayed one event after the other: what a batch saves is not in their times."
+        "policy's own bookkeeping, and what copies take from the CPU's memory bandwidth, are in no cost model. "
+        "Parallel sequences are replayed one event after the other: what a batch saves is not in their times."
     ),
 )
 FOR_YOUR_MODEL = """\
@@ -86,6 +86,14 @@ def conclusion(decision: Decision, default: str) -> list[Block]:
                 f"{verdict.n_equivalent} adaptive is within the margins of {BOUND}."
             )
         )
+        cautious = min(group.losses_with_copies, key=lambda policy: group.losses_with_copies[policy])
+        if cautious != group.adaptive:
+            blocks.append(
+                Paragraph(
+                    f"Copies read the CPU's memory, which no cost model counts: if each cost as much as a miss, "
+                    f"{cautious} would be chosen instead of {group.adaptive}."
+                )
+            )
         blocks.append(Shown(tables.verdicts(group)))
     return blocks
 
@@ -107,6 +115,7 @@ def as_json(decision: Decision, default: str) -> str:
                 "name": group.name,
                 "adaptive": group.adaptive,
                 "selection": group.losses,
+                "selection_with_copies": group.losses_with_copies,
                 "verdict": verdict(group.verdict, group),
                 "by_trace": {e.name: verdict(group.verdict_of(workload=e.name), group) for e in group.evidences},
                 "by_cost": {c.name: verdict(group.verdict_of(cost=c.name), group) for c in decision.options.costs},
@@ -211,7 +220,11 @@ def _group_blocks(group: Group) -> list[Block]:
         Heading(f"Adaptive ({group.adaptive}) against the static sets, {group.name}", 3),
         Shown(tables.against_bound(group)),
         Heading(f"Choice of the adaptive policy, {group.name}", 3),
-        Shown(tables.candidates(group), "Mean loss of time on the selection parts against the fastest of them."),
+        Shown(
+            tables.candidates(group),
+            "Mean loss of time on the selection parts against the fastest of them. The last column, which decides "
+            "nothing, is the worst case for copies: each takes as much of the CPU's memory bandwidth as a miss.",
+        ),
         Heading(f"Sensitivity to costs, {group.name}", 3),
         Shown(
             tables.sensitivity(group),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ggml_moecache.errors import ConfigError
-from pyanalysis.decide.cells import choose_adaptive
+from pyanalysis.decide.cells import choose_adaptive, mean_losses
 from pyanalysis.decide.evidence import BOUND, COLD, OPTIMUM, STATIC, Options, canonical, gather
 from pyanalysis.decide.replays import Replayer
 from pyanalysis.simulation import EventStream
@@ -16,6 +17,8 @@ from tests.pyanalysis.decide.constructed import adaptive_wins, all_equal, cost, 
 from tests.pyanalysis.simulation.small import small_trace
 from tests.reference.events import events_of
 from tests.reference.replay import replay
+
+PER_TOKEN = {"a": (100.0, 0.5), "b": (110.0, 0.01)}  # ns and copies per token
 
 
 def cell_of(decision, percent, split="requests"):
@@ -120,12 +123,21 @@ def test_the_adaptive_policy_is_chosen_on_the_selection_parts_only():
     trace = small_trace(ids[:, None, None], 4, request=np.repeat(np.arange(80), 8))
     options = Options((cost(),), ("cumulative-lfu", "lru"), (0, 25), workers=1)
     evidence = gather(trace, options, lambda *_: None)
-    only = {key: value for key, value in evidence.selection_ns.items() if key[1] == "requests"}
-    assert only["made", "requests", "lru", 25] == pytest.approx((200 + 101) / 2, rel=0.01)
-    assert only["made", "requests", "cumulative-lfu", 25] == 200
+    selected = {policy: evidence.selection["made", "requests", policy, 25] for policy in options.adaptive}
+    # Both copy at every second token; lru hits at every other one (the first token of all is a miss).
+    assert selected["lru"] == pytest.approx(((159 * 101 + 161 * 200) / 320, 161 / 320))
+    assert selected["cumulative-lfu"] == (200, 160 / 320)
     assert choose_adaptive([evidence], options.adaptive)[0] == "lru"
     held_out = {policy: evidence.sums["made", "requests", policy, 25].hits.sum() for policy in options.adaptive}
     assert held_out == {"lru": 0, "cumulative-lfu": 80}  # 0 or 1 stays: each is a quarter of the 320
+
+
+def test_losses_with_copies():
+    """Capacity 20 %: 100 and 110 ns, or with a miss of 100 ns for each copy 100 + 50 and 110 + 1; 2 % does not count."""
+    found = {("c", "tokens", policy, at): value for at in (2, 20) for policy, value in PER_TOKEN.items()}
+    evidence = SimpleNamespace(selection=found | {("c", "tokens", "b", 2): (9e9, 0)}, costs={"c": cost()})
+    assert mean_losses([evidence], ["a", "b"]) == pytest.approx({"a": 0, "b": 0.1})
+    assert mean_losses([evidence], ["a", "b"], misses_per_copy=1) == pytest.approx({"a": 150 / 111 - 1, "b": 0})
 
 
 def test_parallel_sequences_are_a_group_of_their_own():
