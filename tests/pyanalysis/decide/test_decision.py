@@ -133,7 +133,7 @@ def test_the_adaptive_policy_is_chosen_on_the_selection_parts_only():
 
 
 def test_losses_with_copies():
-    """Capacity 20 %: 100 and 110 ns, or with a miss of 100 ns for each copy 100 + 50 and 110 + 1; 2 % does not count."""
+    """At 20 %: 100 and 110 ns, or with a miss of 100 ns for each copy 100 + 50 and 110 + 1. 2 % does not count."""
     found = {("c", "tokens", policy, at): value for at in (2, 20) for policy, value in PER_TOKEN.items()}
     evidence = SimpleNamespace(selection=found | {("c", "tokens", "b", 2): (9e9, 0)}, costs={"c": cost()})
     assert mean_losses([evidence], ["a", "b"]) == pytest.approx({"a": 0, "b": 0.1})
