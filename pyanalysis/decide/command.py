@@ -82,17 +82,18 @@ def run(given: argparse.Namespace) -> int:
     from pyanalysis.decide import report  # noqa: PLC0415
     from pyanalysis.decide.document import as_markdown  # noqa: PLC0415
 
-    default = _native.default_policy
     if given.json:
-        print(report.as_json(decision, default), end="")
+        print(report.as_json(decision), end="")
     else:
-        print(as_markdown(report.TITLE, report.conclusion(decision, default)), end="")
+        agrees = "the same" if decision.recommended == _native.default_policy else "another one"
+        print(as_markdown(report.TITLE, report.conclusion(decision)))
+        print(f"The runtime's default policy is {_native.default_policy}, {agrees}.")
     sys.stdout.flush()
     if given.report:
         from pyanalysis.report.write import new_folder  # noqa: PLC0415
 
         with new_folder(given.report, force=given.force) as folder:
-            report.write(folder, decision, default=default, command=_command(given))
+            report.write(folder, decision, command=_command(given))
         print(f"moecache: note: wrote {given.report / 'index.html'}", file=sys.stderr)
     return 0
 

@@ -66,8 +66,8 @@ moecache calibrate -m MODEL.gguf -o my-machine.json
 moecache decide recorded/long/parallel-1 recorded/heterogeneous/parallel-1 --cost my-machine.json --report decision"""
 
 
-def conclusion(decision: Decision, default: str) -> list[Block]:
-    """What is recommended and why; `default`: the policy that the runtime takes when nothing is said."""
+def conclusion(decision: Decision) -> list[Block]:
+    """What is recommended and why."""
     recommended = decision.recommended
     if recommended is None:
         first = "Nothing is recommended: the evidence is too short for intervals."
@@ -75,8 +75,7 @@ def conclusion(decision: Decision, default: str) -> list[Block]:
         first = "Recommended: no cache (capacity 0). Nothing beats doing nothing."
     else:
         first = f"Recommended: {recommended}."
-    agrees = "the same" if recommended == default else "another one"
-    blocks: list[Block] = [Paragraph(f"{first} The runtime's default policy is {default}, {agrees}.")]
+    blocks: list[Block] = [Paragraph(first)]
     for group in decision.groups:
         verdict = group.verdict
         blocks.append(
@@ -98,7 +97,7 @@ def conclusion(decision: Decision, default: str) -> list[Block]:
     return blocks
 
 
-def as_json(decision: Decision, default: str) -> str:
+def as_json(decision: Decision) -> str:
     """The verdicts and the cells; differences are fractions, NaN is null."""
 
     def verdict(one: Verdict, group: Group) -> dict[str, Any]:
@@ -106,7 +105,6 @@ def as_json(decision: Decision, default: str) -> str:
 
     value = {
         "recommended": decision.recommended,
-        "runtime_default": default,
         "per_layer": decision.options.per_layer,
         "first_tokens": decision.options.first_tokens,
         "seed": decision.seed,
@@ -139,12 +137,12 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - any JSON
     return value
 
 
-def write(folder: Path, decision: Decision, *, default: str, command: str) -> None:
+def write(folder: Path, decision: Decision, *, command: str) -> None:
     """All files of the report into an existing folder; `command` is the one that made it."""
-    blocks = _blocks(decision, default, command)
+    blocks = _blocks(decision, command)
     (folder / "README.md").write_text(as_markdown(TITLE, blocks), encoding="utf-8")
     (folder / "index.html").write_text(as_html(TITLE, blocks), encoding="utf-8")
-    (folder / "decision.json").write_text(as_json(decision, default), encoding="utf-8")
+    (folder / "decision.json").write_text(as_json(decision), encoding="utf-8")
     points = [_point_row(point) for group in decision.groups for point in group.points]
     pq.write_table(pa.Table.from_pylist(points), folder / "points.parquet", compression="zstd")
 
@@ -159,7 +157,7 @@ def _point_row(point: Point) -> dict[str, Any]:
     return row
 
 
-def _blocks(decision: Decision, default: str, command: str) -> list[Block]:
+def _blocks(decision: Decision, command: str) -> list[Block]:
     blocks: list[Block] = [
         Heading("Evidence", 2),
         Shown(tables.evidence(decision)),
@@ -169,7 +167,7 @@ def _blocks(decision: Decision, default: str, command: str) -> list[Block]:
         Paragraph("For your own model and machine:"),
         Code(FOR_YOUR_MODEL),
         Heading("Conclusion", 2),
-        *conclusion(decision, default),
+        *conclusion(decision),
         Heading("How it is decided", 2),
         Items(_rules(decision)),
     ]

@@ -4,6 +4,6 @@
 
 namespace moecache {
 
-inline constexpr const char * default_policy = "cumulative-lfu";
+inline constexpr const char * default_policy = "decayed-lfu:half-life=64";
 
 } // namespace moecache
