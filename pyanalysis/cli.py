@@ -10,6 +10,7 @@ from pathlib import Path
 from ggml_moecache.errors import MoeCacheError
 from pyanalysis import bench, simulate_command, trace
 from pyanalysis.calibrate import command as calibrate
+from pyanalysis.decide import command as decide
 from pyanalysis.printing import discard_stdout, show
 from pyanalysis.record import command as record
 
@@ -52,6 +53,7 @@ examples:
   moecache bench log -m model.gguf
   moecache record --workload long,heterogeneous
   moecache calibrate -m model.gguf -o my-machine.json
+  moecache decide log --cost my-machine.json --report decision
 """
 
 
@@ -85,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     record.add_parser(commands)
     calibrate.add_parser(commands)
+    decide.add_parser(commands)
     return parser
 
 
@@ -147,6 +150,7 @@ def _dispatch(arguments: list[str]) -> int:
         "bench": bench.run,
         "record": record.run,
         "calibrate": calibrate.run,
+        "decide": decide.run,
     }
     if parsed.command in tools:
         return tools[parsed.command](parsed)

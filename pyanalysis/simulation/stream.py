@@ -41,9 +41,17 @@ class EventStream:
 
     @staticmethod
     def of(
-        trace: Trace, *, batch_size: int = 512, mode: Mode = "event-atomic", expert_bytes: int | None = None
+        trace: Trace,
+        *,
+        batch_size: int = 512,
+        mode: Mode = "event-atomic",
+        expert_bytes: int | None = None,
+        replace_bytes: bool = False,
     ) -> EventStream:
-        """`expert_bytes`: for layers of which the trace does not know it. Raises ConfigError for an empty trace."""
+        """`expert_bytes`: for layers of which the trace does not know it; with `replace_bytes` for all layers.
+
+        Raises ConfigError for an empty trace.
+        """
         if trace.n_events == 0:
             raise ConfigError(f"{trace.path}: there is no event to simulate")
         if batch_size < 1:
@@ -58,6 +66,8 @@ class EventStream:
         in_order = bool((key[1:] >= key[:-1]).all())
         order = np.arange(trace.n_events) if in_order else np.argsort(key, kind="stable")
         columns, known = _columns(trace, column, layers, expert_bytes)
+        if replace_bytes:
+            columns = [(layer, family, n_experts, expert_bytes or 0) for layer, family, n_experts, _ in columns]
         native = _native.EventStream.make(
             columns,
             order,
