@@ -286,7 +286,16 @@ def test_a_cost_model_goes_through_its_file(tmp_path):
     [
         ({"cpu_miss_ns": -1}, "cpu_miss_ns: -1 is less than the minimum of 0"),
         ({"cpu_miss_ns": "20"}, "cpu_miss_ns: '20' is not of type 'number'"),
-        ({"copy_bandwidth_bytes_per_s": 0}, "copy_bandwidth_bytes_per_s: 0 is less than or equal to the minimum of 0"),
+        ({"copy_bandwidth_bytes_per_s": 0}, "copy_bandwidth_bytes_per_s: 0 is less than the minimum of 1"),
+        ({"cpu_miss_ns": float("nan")}, "cpu_miss_ns: NaN is not a finite number"),
+        ({"gpu_hit_ns": float("inf")}, "gpu_hit_ns: Infinity is not a finite number"),
+        ({"copy_latency_ns": float("-inf")}, "copy_latency_ns: -Infinity is not a finite number"),
+        ({"calibration": {"spread": [1.0, float("nan")]}}, r"calibration\.spread\.1: NaN is not a finite number"),
+        ({"other_layer_ns": 1e13}, r"other_layer_ns: 10000000000000\.0 is greater than the maximum"),
+        ({"cpu_event_ns": 10**400}, "cpu_event_ns: 10+ is greater than the maximum of 1000000000000.0"),
+        ({"copy_bandwidth_bytes_per_s": 1e16}, "copy_bandwidth_bytes_per_s: 1e.16 is greater than the maximum"),
+        ({"expert_bytes": 2**40}, "expert_bytes: 1099511627776 is greater than the maximum of 1099511627775"),
+        ({"expert_bytes": 1.5}, "expert_bytes: 1.5 is not of type 'integer', 'null'"),
         ({"sources": []}, r"sources: \[\]"),
         ({"gpu_hit": 1}, "'gpu_hit' was unexpected"),
         ({"format": {"name": "ggml_moecache cost model", "version": 2}}, "format.version: 1 was expected"),
@@ -306,6 +315,23 @@ def test_a_bad_cost_model_names_file_and_field(tmp_path, change, reason):
     del lacking["gpu_hit_ns"]
     path.write_text(json.dumps(lacking))
     with pytest.raises(ConfigError, match="'gpu_hit_ns' is a required property"):
+        cost.load(path)
+
+
+def test_a_cost_model_made_in_python_has_the_same_limits():
+    values = {name: getattr(COST, name) for name in COST.__dataclass_fields__}
+    for field, value in (("cpu_miss_ns", float("nan")), ("gpu_hit_ns", float("inf")), ("other_token_ns", 2e12)):
+        with pytest.raises(ConfigError, match=f"CostModel: {field}: "):
+            cost.CostModel(**{**values, field: value})
+    whole = cost.CostModel(**{**values, "expert_bytes": 2e6})
+    assert (whole.expert_bytes, type(whole.expert_bytes)) == (2_000_000, int)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000])
+def test_json_that_python_cannot_read_is_refused(tmp_path, text):
+    path = tmp_path / "cost.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cost.json: not a cost model: "):
         cost.load(path)
 
 
