@@ -10,6 +10,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis.traces.event import MOST_EXPERTS
 
 if TYPE_CHECKING:
     from pyanalysis.simulation.result import Mode
@@ -149,6 +150,11 @@ def _columns(trace: Trace, column: Array, layers: Array, expert_bytes: int | Non
         if used[index] > n_experts:
             raise ConfigError(
                 f"{trace.path}: layer {layer} names expert {used[index] - 1}, run.json says {n_experts} experts"
+            )
+        if n_experts > MOST_EXPERTS:
+            raise ConfigError(
+                f"{trace.path}: layer {layer} would have {n_experts:,} experts, the simulator takes at most "
+                f"{MOST_EXPERTS:,}"
             )
         columns.append((layer, family, n_experts, sizes.get((layer, family), expert_bytes or 0)))
     return columns, known

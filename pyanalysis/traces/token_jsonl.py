@@ -43,7 +43,7 @@ class TokenJsonlReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes = [
-            "prompt, ubatches, router weights, model and number of experts are not recorded: ids have no upper bound",
+            "prompt, ubatches, router weights, model and number of experts are not recorded: ids must be below 65,536",
             "layers are counted from 0 over the MoE layers",
         ]
         self.metadata: Metadata | None = run_json.blank(path.stem)
