@@ -273,6 +273,12 @@ class _Command:
                 file=sys.stderr,
             )
         _note_sizes(trace, self._request.cost)
+        if self._given.mode == "per-access" and self._request.cost is not None:
+            print(
+                f"moecache: note: {log}: per-access replay is a comparison of hit rates and has no times; --cost gives "
+                "it the bytes of an expert only",
+                file=sys.stderr,
+            )
         replayed = self._replayed(trace)
         results = self._sweep(replayed, self._request.policies, f"simulating {log.name}")
         self._results += results

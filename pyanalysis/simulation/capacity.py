@@ -120,8 +120,8 @@ def _share(stream: EventStream, percent: float, experts: list[int]) -> tuple[int
         raise ConfigError(f"capacity must be a share in (0%, 100%]. Got '{percent:g}%' instead.")
     if not stream.experts_known:
         raise ConfigError(
-            f"{stream.trace}: a capacity in percent needs the number of experts, which only run.json could tell; "
-            "give it as a number"
+            f"{stream.trace}: a capacity in percent needs the number of experts, which the trace does not tell; "
+            "give the capacity as a number, or add it with moecache trace convert --experts N"
         )
     return tuple(max(1, math.floor(n * percent / 100 + 0.5)) for n in experts)
 
@@ -131,8 +131,8 @@ def _size(
 ) -> tuple[int, ...]:
     if any(size == 0 for _, size in budgets):
         raise ConfigError(
-            f"{stream.trace}: capacity {text} needs the bytes of an expert, which neither run.json nor the cost model "
-            "knows; give it as a number"
+            f"{stream.trace}: capacity {text} needs the bytes of an expert, which neither the trace nor the cost model "
+            "tells; give it as a number"
         )
     if per_layer:
         return tuple(min(n, n_bytes // len(budgets) // size) for n, size in budgets)

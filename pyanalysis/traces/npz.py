@@ -107,6 +107,7 @@ class NpzReader:
         if arrays["ids"].max() >= 2**31:
             self._refuse("ids must fit 32 bits")
         self._check_columns()
+        self._check_ids()
         torn = (arrays["ids"][:, :, 1:] >= 0) & (arrays["ids"][:, :, :-1] < 0)
         if torn.any():
             place = np.argwhere(torn)[0].tolist()
@@ -122,6 +123,14 @@ class NpzReader:
         if bad.any():
             place = np.argwhere(bad)[0].tolist()
             self._refuse(f"weights{place} is not finite (NaN in all of an event: not recorded)")
+
+    def _check_ids(self) -> None:
+        """By their place in the array, which check_trace does not know; with a run.json the experts are per layer."""
+        ids = self._arrays["ids"]
+        n_experts = int(self._arrays["n_experts"])
+        if "run" not in self._arrays and ids.max() >= n_experts:
+            place = np.argwhere(ids >= n_experts)[0].tolist()
+            self._refuse(f"ids{place} is {ids[tuple(place)]}, out of range: n_experts is {n_experts}")
 
     def _check_columns(self) -> None:
         names = self._arrays.get("families", np.full(len(self._layers()), "exps")).tolist()

@@ -55,6 +55,7 @@ TEST(bad_expert_lists_name_file_line_and_reason) {
         const char * error;
     } cases[] = {
         { "", ": has no header layer,expert" },
+        { "layer,expert\n# none\n", ": names no expert: there is no line after the header" },
         { "0,1\n", ":1: the header must be layer,expert or layer,family,expert. Got '0,1' instead." },
         { "layer,expert\n0,1\n0,1\n", ":3: the expert is named twice" },
         { "layer,expert\n0,4\n", ":2: layer 0 has 4 experts, there is no expert 4" },

@@ -204,6 +204,8 @@ BAD = {
                        "--seed must be a whole number from 0 to 2^63 - 1, got 9223372036854775808"),
     "wild_id": (["wild.jsonl", "--policy", "lru", "--capacity", "1"],
                 "wild.jsonl:1: expert id 65536 is out of range: the number of experts is not known, and ids must be"),
+    "repeated_key": (["twice.jsonl", "--policy", "lru", "--capacity", "1"],
+                     'twice.jsonl:2: the field "tok" stands there twice'),
     "same_file": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--out", "x.jsonl", "--events", "./x.jsonl"],
                   "--out and --events name the same file, 'x.jsonl'"),
     "no_folder": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--out", "no/such/x.jsonl"],
@@ -236,6 +238,7 @@ BAD = {
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arguments_give_one_line_and_leave_nothing(simulate, arguments, message):
     Path("bad.jsonl").write_text('{"tok":0,"layers":[[0,1]]}\n{"tok":1,"layers":[[1,1]]}\n')
+    Path("twice.jsonl").write_text('{"tok":0,"layers":[[0,1]]}\n{"tok":1,"tok":2,"layers":[[1,2]]}\n')
     Path("wild.jsonl").write_text('{"tok":0,"layers":[[65536,1]]}\n')
     before = sorted(Path().iterdir())
     status, out, err = simulate(*arguments)
@@ -259,8 +262,8 @@ def test_failure_in_the_second_trace_keeps_what_is_printed_and_writes_no_file(si
 
 
 def test_targets_are_the_smallest_of_all_capacities(simulate):
-    """LRU hits 0, 2, 4, 5 of 8 with 0 to 3 slots. Interval refresh has no one pass, so 0 and 3 alone are simulated; with
-    three slots nothing is ever evicted, and it hits what LRU hits."""
+    """LRU hits 0, 2, 4, 5 of 8 with 0 to 3 slots. Interval refresh has no one pass, so 0 and 3 alone are simulated;
+    with three slots nothing is ever evicted, and it hits what LRU hits."""
     arguments = ("--policy", "lru,interval-refresh:every=99", "--capacity", "0,3", "--targets", "25%,0.5,90%")
     status, out, _ = simulate("t.jsonl", *arguments, "-o", "jsonl")
     assert status == 0
@@ -309,6 +312,33 @@ def test_a_full_disk_behind_stdout_is_one_message(tmp_path, form):
     assert errors == [
         b"moecache: error: stdout cannot be written: No space left on device; what was to be printed is incomplete"
     ]
+
+
+def test_per_access_says_that_it_has_no_times(simulate):
+    arguments = ("t.jsonl", "--policy", "lru", "--capacity", "2", "-o", "jsonl", "--mode", "per-access")
+    status, out, err = simulate(*arguments, "--cost", "cost.json")
+    assert status == 0
+    assert json.loads(out)["time_per_token_ns"] is None
+    assert "note: t.jsonl: per-access replay is a comparison of hit rates and has no times" in err
+    assert "has no times" not in simulate(*arguments)[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("layer,expert\n", "s.csv: names no expert: there is no line after the header"),
+        (None, "s.csv: cannot be read: No such file or directory"),
+        ("folder", "s.csv: cannot be read: Is a directory"),
+    ],
+)
+def test_a_static_file_that_names_nothing_is_refused(simulate, text, reason):
+    if text == "folder":
+        Path("s.csv").mkdir()
+    elif text:
+        Path("s.csv").write_text(text)
+    status, out, err = simulate("t.jsonl", "--policy", "static:file=s.csv", "--capacity", "1")
+    assert (status, out) == (2, b"")
+    assert reason in err.splitlines()[-1]
 
 
 def test_list_policies(simulate):

@@ -105,7 +105,7 @@ def test_what_the_trace_does_not_know_is_not_guessed():
     with pytest.raises(ConfigError, match="clocked timing needs the bytes of an expert"):
         simulate(unknown, "lru", 1, COST, timing="clocked")
     assert simulate(unknown, "lru", 1).copy_bytes is None
-    with pytest.raises(ConfigError, match=r"layer 0 names expert 5, run\.json says 4 experts"):
+    with pytest.raises(ConfigError, match=r"layer 0 names expert 5, the trace says 4 experts"):
         EventStream.of(small_trace([[[5]]], 4))
 
 

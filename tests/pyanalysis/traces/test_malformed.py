@@ -294,7 +294,7 @@ NPZ = {
                     "layers has layer 3 twice, in columns 0 and 1"),
     "hole_within": ({"ids": np.where(IDS == 2, -1, IDS), "n_experts": 4},
                     "ids[0, 1, 0] is -1 (not recorded), but an id"),
-    "id_out_of_range": ({"ids": IDS, "n_experts": 3}, "expert id 3 is out of range: layer 1 has 3 experts"),
+    "id_out_of_range": ({"ids": IDS, "n_experts": 3}, r"ids[0, 1, 1] is 3, out of range: n_experts is 3"),
     "repeated_id": ({"ids": IDS * 0, "n_experts": 4}, "expert id 0 is repeated in the event"),
 }  # fmt: skip
 
