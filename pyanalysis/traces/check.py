@@ -89,7 +89,7 @@ class _Check:
 
         def reason(index: int) -> str:
             other = (
-                "run.json's top_k is"
+                "the trace's top_k is"
                 if known is not None and is_exps[column[index]]
                 else "most events of the layer have"
             )
