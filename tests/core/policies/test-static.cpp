@@ -72,7 +72,8 @@ TEST(bad_expert_lists_name_file_line_and_reason) {
         std::remove(path.c_str());
     }
     std::vector<uint32_t> items;
-    CHECK_EQ(read_expert_list("/no/such/file", geometry, items), "/no/such/file: cannot be read: No such file or directory");
+    CHECK_EQ(read_expert_list("/no/such/file", geometry, items),
+             "/no/such/file: cannot be read: No such file or directory");
     const std::string path = temporary_file("layer,family,expert\n1,exps,3\n0,exps,2\n");
     CHECK_EQ(read_expert_list(path, geometry, items), "");
     CHECK_EQ(items.size(), 2u);
