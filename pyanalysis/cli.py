@@ -11,7 +11,7 @@ from ggml_moecache.errors import MoeCacheError
 from pyanalysis import bench, simulate_command, trace
 from pyanalysis.calibrate import command as calibrate
 from pyanalysis.decide import command as decide
-from pyanalysis.printing import discard_stdout, show
+from pyanalysis.printing import discard_stdout, show, write
 from pyanalysis.record import command as record
 
 _RUN_HELP = """\
@@ -162,6 +162,7 @@ def main() -> None:
     """Entry point. Exit status: the program's own for `run`, 2 for anything that cannot work (one line on stderr)."""
     try:
         status = _dispatch(sys.argv[1:])
+        write("")  # what is still in the buffer
     except MoeCacheError as error:
         print(f"moecache: error: {error}", file=sys.stderr)
         status = 2

@@ -10,6 +10,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis.traces.event import MOST_EXPERTS
 
 if TYPE_CHECKING:
     from pyanalysis.simulation.result import Mode
@@ -24,7 +25,7 @@ class EventStream:
     """What simulate() makes of a trace. Made once, it serves any number of policies and capacities, in any thread.
 
     columns           (layer, family, experts, bytes of one expert or 0) in rising order of layer and family
-    experts_known     the numbers of experts come from run.json; else from the largest id that occurs
+    experts_known     the numbers of experts come from the trace's description; else from the largest id that occurs
     n_tokens, n_decode_tokens   distinct tokens
     """
 
@@ -158,7 +159,12 @@ def _columns(trace: Trace, column: Array, layers: Array, expert_bytes: int | Non
             n_experts = int(max(same))
         if used[index] > n_experts:
             raise ConfigError(
-                f"{trace.path}: layer {layer} names expert {used[index] - 1}, run.json says {n_experts} experts"
+                f"{trace.path}: layer {layer} names expert {used[index] - 1}, the trace says {n_experts} experts"
+            )
+        if n_experts > MOST_EXPERTS:
+            raise ConfigError(
+                f"{trace.path}: layer {layer} would have {n_experts:,} experts, the simulator takes at most "
+                f"{MOST_EXPERTS:,}"
             )
         columns.append((layer, family, n_experts, sizes.get((layer, family), expert_bytes or 0)))
     return columns, known
