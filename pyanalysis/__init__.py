@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyanalysis.simulation import simulate, sweep
+    from pyanalysis.simulation import capacity_for, simulate, sweep
 
-__all__ = ["simulate", "sweep"]
+__all__ = ["capacity_for", "simulate", "sweep"]
 
 
 def __getattr__(name: str) -> object:

@@ -60,6 +60,12 @@ def _add_simulate(tools: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     simulate.add_argument("--rounds", type=int, default=3, help="rounds over all arms (default: %(default)s)")
     simulate.add_argument("--workers", metavar="N", type=int, help="threads of the sweep (default: every CPU)")
+    simulate.add_argument(
+        "--no-victim-agreement",
+        dest="victim_agreement",
+        action="store_false",
+        help="sweep without it, as moecache simulate --no-victim-agreement does",
+    )
     simulate.add_argument("--growth", action="store_true", help="also how a sweep grows with its sizes, on made traces")
     simulate.add_argument("--json", action="store_true", help="print every figure as JSON")
 
@@ -79,7 +85,7 @@ def _simulate(given: argparse.Namespace) -> int:
         if value is not None and value < least:
             raise ConfigError(f"--{name} must be a whole number of at least {least}, got {value}")
     arms = bench_simulate.throughput(read_trace(given.trace), given.capacity.split(","), given.rounds)
-    swept = bench_simulate.measured_sweep(the_log(given.trace), given.workers)
+    swept = bench_simulate.measured_sweep(the_log(given.trace), given.workers, victim_agreement=given.victim_agreement)
     grown = bench_growth.growth(given.workers) if given.growth else []
     print((bench_simulate.as_json if given.json else bench_simulate.as_text)(arms, swept, grown))
     return 0

@@ -54,7 +54,7 @@ def _measure(varied: str, size: dict[str, int], workers: int | None) -> Growth:
     capacities: Sequence[int] = [max(1, round(size["experts"] * place / n)) for place in range(1, n + 1)]
     stream = EventStream.of(trace)
     started = time.perf_counter()
-    sweep([stream], POLICIES, capacities, per_layer=True, workers=workers)
+    sweep([stream], POLICIES, capacities, per_layer=True, victim_agreement=False, workers=workers)
     return Growth(varied, size["tokens"], size["layers"], size["experts"], n, time.perf_counter() - started)
 
 

@@ -6,7 +6,8 @@ libcachesim reads its own binary format from a file in the page cache with its o
 the number of hits, or the run is refused.
 
 Sweep: a process of its own, so that its peak memory is its own; the time from the first policy to the last result,
-without reading the trace.
+without reading the trace; with victim agreement, as moecache simulate computes it, unless --no-victim-agreement is
+said. The throughput and the growth are without it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Sweep:
     accesses: int
     workers: int
     seconds: float
+    victim_agreement: bool  # computed for every result
     peak_bytes: int  # of the process, the trace included
     read_bytes: int  # of the process before the sweep began
 
@@ -141,7 +143,7 @@ def _arms(
 
     def ours(stream: EventStream, policy: str) -> Callable[[], Replay]:
         def run() -> tuple[int, int]:
-            result = simulate(stream, policy, slots)
+            result = simulate(stream, policy, slots, victim_agreement=False)  # they do not compute it
             return result.accesses, result.hits
 
         return lambda: run
@@ -194,24 +196,32 @@ def capacities_of(trace: Trace) -> list[int]:
     return sorted({round(most * place / (N_CAPACITIES - 1)) for place in range(N_CAPACITIES)})
 
 
-def measured_sweep(path: Path, workers: int | None) -> Sweep:
+def measured_sweep(path: Path, workers: int | None, *, victim_agreement: bool = True) -> Sweep:
     """8 policies at 33 capacities over the whole trace, in a process of its own. Raises BackendError."""
-    command = [sys.executable, "-m", "pyanalysis.bench_simulate", str(path), str(workers or 0)]
+    command = [
+        sys.executable,
+        "-m",
+        "pyanalysis.bench_simulate",
+        str(path),
+        str(workers or 0),
+        str(int(victim_agreement)),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
         raise BackendError(f"the sweep over {path} failed, see above")
     return Sweep(**json.loads(done.stdout))
 
 
-def _sweep_here(path: Path, workers: int | None) -> Sweep:
+def _sweep_here(path: Path, workers: int | None, *, victim_agreement: bool) -> Sweep:
     trace = read_trace(path)
     capacities = capacities_of(trace)
     read_bytes = _peak_bytes()
     started = time.perf_counter()
-    results = sweep([trace], POLICIES, capacities, per_layer=True, workers=workers)
+    results = sweep([trace], POLICIES, capacities, per_layer=True, victim_agreement=victim_agreement, workers=workers)
     seconds = time.perf_counter() - started
     used = workers or len(_cpus())
-    return Sweep(list(POLICIES), capacities, results[0].accesses, used, seconds, _peak_bytes(), read_bytes)
+    accesses = results[0].accesses
+    return Sweep(list(POLICIES), capacities, accesses, used, seconds, victim_agreement, _peak_bytes(), read_bytes)
 
 
 def _cpus() -> set[int]:
@@ -246,10 +256,11 @@ def as_text(arms: Sequence[Arm], swept: Sweep, growth: Sequence[Growth]) -> str:
     per_s = n_replays * swept.accesses / swept.seconds / 1e6
     size = f"{len(swept.policies)} policies x {len(swept.capacities)} capacities x {swept.accesses:,} accesses"
     peak, after_reading = swept.peak_bytes / 2**20, swept.read_bytes / 2**20
+    judged = f"{'with' if swept.victim_agreement else 'without'} victim agreement"
     lines = [
         *aligned(rows, 2),
         "",
-        f"sweep     {size}: {swept.seconds:.1f} s with {swept.workers} threads, {per_s:,.0f} M accesses/s",
+        f"sweep     {size}: {swept.seconds:.1f} s with {swept.workers} threads, {per_s:,.0f} M accesses/s, {judged}",
         f"memory    {peak:,.0f} MiB at most; {after_reading:,.0f} MiB at most while reading the trace",
     ]
     if growth:
@@ -277,4 +288,8 @@ def as_json(arms: Sequence[Arm], swept: Sweep, growth: Sequence[Growth]) -> str:
 
 
 if __name__ == "__main__":  # the process of measured_sweep
-    print(json.dumps(asdict(_sweep_here(Path(sys.argv[1]), int(sys.argv[2]) or None))))
+    print(
+        json.dumps(
+            asdict(_sweep_here(Path(sys.argv[1]), int(sys.argv[2]) or None, victim_agreement=sys.argv[3] == "1"))
+        )
+    )

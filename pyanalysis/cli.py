@@ -10,7 +10,8 @@ from pathlib import Path
 from ggml_moecache.errors import MoeCacheError
 from pyanalysis import bench, simulate_command, trace
 from pyanalysis.calibrate import command as calibrate
-from pyanalysis.printing import discard_stdout, show
+from pyanalysis.decide import command as decide
+from pyanalysis.printing import discard_stdout, show, write
 from pyanalysis.record import command as record
 
 _RUN_HELP = """\
@@ -57,6 +58,7 @@ examples:
   moecache bench log -m model.gguf
   moecache record --workload long,heterogeneous
   moecache calibrate -m model.gguf -o my-machine.json
+  moecache decide log --cost my-machine.json --report decision
 """
 
 
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_parser(commands)
     record.add_parser(commands)
     calibrate.add_parser(commands)
+    decide.add_parser(commands)
     return parser
 
 
@@ -152,6 +155,7 @@ def _dispatch(arguments: list[str]) -> int:
         "bench": bench.run,
         "record": record.run,
         "calibrate": calibrate.run,
+        "decide": decide.run,
     }
     if parsed.command in tools:
         return tools[parsed.command](parsed)
@@ -163,6 +167,7 @@ def main() -> None:
     """Entry point. Exit status: the program's own for `run`, 2 for anything that cannot work (one line on stderr)."""
     try:
         status = _dispatch(sys.argv[1:])
+        write("")  # what is still in the buffer
     except MoeCacheError as error:
         print(f"moecache: error: {error}", file=sys.stderr)
         status = 2

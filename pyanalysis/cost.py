@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class CostModel:
         value = self.to_json()
         check(value, "CostModel")
         _refuse_nulls(value, "CostModel")
+        if self.expert_bytes is not None:
+            object.__setattr__(self, "expert_bytes", int(self.expert_bytes))  # 2e6 is an integer of JSON Schema
 
     def event_ns(self, n_experts: int, n_hits: int) -> float:
         """Time of an event, by the formula above."""
@@ -78,6 +81,8 @@ def load(path: str | Path) -> CostModel:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of more than 4,300 digits; brackets without end
+        raise ConfigError(f"{path}: not a cost model: {error}") from None
     check(value, str(path))
     _refuse_nulls(value, str(path))
     costs = {name: value[name] for name in value if name not in ("format", "calibration")}
@@ -91,10 +96,24 @@ def _validator() -> Any:  # noqa: ANN401 - jsonschema has no types
 
 def check(value: object, place: str) -> None:
     """Raises ConfigError, which names `place`, field and rule, if `value` is not as the schema says."""
+    if (found := _not_finite(value)) is not None:
+        path, number = found
+        raise ConfigError(f"{place}: {path}: {json.dumps(number)} is not a finite number")
     error = jsonschema.exceptions.best_match(_validator().iter_errors(value))
     if error is not None:
         field = ".".join(map(str, error.absolute_path)) or "the cost model"
         raise ConfigError(f"{place}: {field}: {error.message}")
+
+
+def _not_finite(value: object, path: str = "") -> tuple[str, float] | None:
+    """(field, value) of the first NaN or infinity, which pass every comparison of a schema or overflow later."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return path or "the cost model", float(value)
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        if found := _not_finite(part, f"{path}.{name}" if path else str(name)):
+            return found
+    return None
 
 
 def _refuse_nulls(value: dict[str, Any], place: str) -> None:

@@ -5,13 +5,32 @@ from __future__ import annotations
 import os
 import sys
 
+from ggml_moecache.errors import BackendError
+
 
 def show(text: str) -> None:
     """Print `text`. A reader that has left (`moecache ... | head`) is no error: the exit status stays the command's."""
     try:
-        print(text, flush=True)
+        write(text + "\n")
     except BrokenPipeError:
         discard_stdout()
+
+
+def write(data: str | bytes) -> None:
+    """Write `data` to stdout, at once. Raises BrokenPipeError if the reader has left, BackendError on a full disk."""
+    try:
+        if isinstance(data, bytes):
+            sys.stdout.buffer.write(data)
+        else:
+            sys.stdout.write(data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_stdout()
+        raise BackendError(
+            f"stdout cannot be written: {error.strerror}; what was to be printed is incomplete"
+        ) from None
 
 
 def discard_stdout() -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError, MissingDependencyError
+from pyanalysis.printing import write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyanalysis.cost import CostModel
     from pyanalysis.report import Sensitivity
-    from pyanalysis.simulation import SimulationResult
+    from pyanalysis.simulation import SimulationResult, TargetCapacity
     from pyanalysis.simulation.event_file import EventFile
     from pyanalysis.simulation.stream import EventStream
     from pyanalysis.traces import Trace
@@ -32,6 +33,7 @@ examples:
   moecache simulate log --policy cumulative-lfu:tie=recency --capacity 0:17:4,all -o jsonl | jq .hit_rate
   moecache simulate log --policy lru,lfru:weight=32 --capacity 2GiB --cost h200
   moecache simulate log --policy lru,random --capacity 0:129:16 --per-layer --cost h200 --report report
+  moecache simulate log --policy lru,lfru --capacity 25% --per-layer --targets 50%,80%
   moecache simulate log --policy belady --capacity 25% --per-layer --events optimum.parquet
 """
 _TARGETS = "50%,80%,90%,95%"
@@ -81,7 +83,10 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     model.add_argument("--seed", metavar="N", type=int, default=0, help="of policies that draw (default: %(default)s)")
     model.add_argument(
-        "--victim-agreement", action="store_true", help="share of evictions that the optimum could have chosen as well"
+        "--no-victim-agreement",
+        dest="victim_agreement",
+        action="store_false",
+        help="leave out the share of evictions that the optimum could have chosen as well: a sweep is then faster",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -98,7 +103,10 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     output.add_argument("--report", metavar="DIR", type=Path, help="an HTML page with plots, and its tables as CSV")
     output.add_argument(
-        "--target", metavar="LIST", default=_TARGETS, help="hit rates of the report's table (default: %(default)s)"
+        "--targets",
+        metavar="LIST",
+        help="print the smallest capacity at which each policy reaches these hit rates, such as 50%%,80%%; also those "
+        f"of the report's table (which has {_TARGETS.replace('%', '%%')} by default)",
     )
     output.add_argument("--force", action="store_true", help="replace files and the report if they exist")
     where = parser.add_argument_group("where to compute")
@@ -109,7 +117,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
 def run(given: argparse.Namespace) -> int:
     """Simulate and print. Raises MoeCacheError for anything that cannot work."""
     if given.list_policies:
-        print(policies_as_text())
+        write(policies_as_text() + "\n")
         return 0
     request = _request(given)
     command = _Command(request)
@@ -159,14 +167,14 @@ class _Request:
     @property
     def options(self) -> dict[str, Any]:
         """Those of simulate() and sweep() alike."""
-        timing = self.given.timing or ("clocked" if self.cost else "ideal")
-        if self.given.mode == "per-access" and self.given.timing is None:
-            timing = "ideal"  # a comparison of hit rates has no clock
-        names = ("per_layer", "mode", "batch_size", "seed", "victim_agreement")
-        return {"cost": self.cost, "timing": timing, **{name: getattr(self.given, name) for name in names}}
+        names = ("per_layer", "timing", "mode", "batch_size", "seed", "victim_agreement")
+        return {"cost": self.cost, **{name: getattr(self.given, name) for name in names}}
 
 
 def _request(given: argparse.Namespace) -> _Request:
+    from pyanalysis.simulation.arguments import MOST_WHOLE, policies_of, refuse_twice  # noqa: PLC0415
+    from pyanalysis.simulation.capacity import capacities_of  # noqa: PLC0415
+
     for name in ("policy", "capacity"):
         if not getattr(given, name):
             raise ConfigError(f"moecache simulate needs --{name}; moecache simulate --help has examples")
@@ -174,41 +182,34 @@ def _request(given: argparse.Namespace) -> _Request:
         raise ConfigError("moecache simulate needs a TRACE: a file, or a directory that GGML_MOECACHE_LOG has written")
     for name, least in (("batch_size", 1), ("seed", 0), ("workers", 1)):
         value = getattr(given, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be a whole number of at least {least}, got {value}")
+        if value is not None and not least <= value <= MOST_WHOLE:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be a whole number from {least} to 2^63 - 1, got {value}"
+            )
     if given.json and given.form != "table":
         raise ConfigError(f"--json and -o {given.form} are two forms of the results; name one of them")
     if given.form == "parquet" and given.out is None and sys.stdout.isatty():
         raise ConfigError("-o parquet is binary: name a file with --out, or redirect the output")
+    _check_outputs(given)
     cost = None
     if given.cost is not None:
         from pyanalysis import costs  # noqa: PLC0415
 
         cost = costs.load(given.cost)
-    policies = [part for part in given.policy.split(",") if part]
-    capacities = [one for part in given.capacity.split(",") for one in _capacities(part.strip())]
-    return _Request(given, policies, capacities, cost, [_rate(part) for part in given.target.split(",")])
+    policies = policies_of(given.policy)
+    refuse_twice(policies, given.seed)
+    capacities = capacities_of(given.capacity)
+    return _Request(
+        given, policies, capacities, cost, [_rate(part.strip()) for part in (given.targets or _TARGETS).split(",")]
+    )
 
 
-def _capacities(text: str) -> Iterator[str | int | list[int]]:
-    """The capacities of one item of --capacity."""
-    for sign, what in ((":", "a range A:B or A:B:STEP"), ("+", "whole numbers joined by +")):
-        if sign not in text:
-            continue
-        parts = text.split(sign)
-        if not all(part.isascii() and part.isdigit() for part in parts) or (sign == ":" and len(parts) > 3):  # noqa: PLR2004
-            raise ConfigError(f"--capacity: '{text}' must be {what}, of whole numbers of at least 0")
-        numbers = [int(part) for part in parts]
-        if sign == "+":
-            yield numbers
-            return
-        if (len(numbers) == 3 and numbers[2] == 0) or not range(*numbers):  # noqa: PLR2004
-            raise ConfigError(f"--capacity: the range '{text}' is empty (A:B excludes B)")
-        yield from range(*numbers)
-        return
-    if text == "":
-        raise ConfigError("--capacity has an empty item: name a number of experts, all, a share or memory")
-    yield int(text) if text.isascii() and text.isdigit() else text
+def _check_outputs(given: argparse.Namespace) -> None:
+    """Refuse before the work what would be refused after it."""
+    if given.out and given.events and given.out.resolve() == given.events.resolve():
+        raise ConfigError(f"--out and --events name the same file, '{given.out}'; name two")
+    if given.targets and not given.report and (given.json or given.form in ("csv", "parquet")):
+        raise ConfigError("--targets is printed with -o table and -o jsonl, and in the --report; choose one of them")
 
 
 def _rate(text: str) -> float:
@@ -218,7 +219,7 @@ def _rate(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 1:
-        raise ConfigError(f"--target must be hit rates by comma, such as 80% or 0.8, got '{text}'")
+        raise ConfigError(f"--targets must be hit rates by comma, such as 80% or 0.8, got '{text}'")
     return value
 
 
@@ -235,6 +236,7 @@ class _Command:
         self._events: EventFile | None = None
         self._out: Any = None
         self._results: list[SimulationResult] = []
+        self._reached: dict[str, list[TargetCapacity]] = {}
         self._sensitivity: dict[str, list[Sensitivity]] = {}
 
     def run(self) -> None:
@@ -271,11 +273,19 @@ class _Command:
                 file=sys.stderr,
             )
         _note_sizes(trace, self._request.cost)
+        if self._given.mode == "per-access" and self._request.cost is not None:
+            print(
+                f"moecache: note: {log}: per-access replay is a comparison of hit rates and has no times; --cost gives "
+                "it the bytes of an expert only",
+                file=sys.stderr,
+            )
         replayed = self._replayed(trace)
         results = self._sweep(replayed, self._request.policies, f"simulating {log.name}")
         self._results += results
         if self._events:
             self._write_events(replayed, self._events)
+        if self._given.targets:
+            self._reached[results[0].trace] = self._targets(trace, replayed, results)
         if self._out is None:
             self._print(results)
         if self._given.report:
@@ -311,15 +321,35 @@ class _Command:
                 return sweep_on_cluster(address, [trace], policies, capacities, progress=progress, **options)
             return sweep([trace], policies, capacities, workers=self._given.workers, progress=progress, **options)
 
+    def _targets(
+        self, trace: Trace, replayed: Trace | EventStream, results: list[SimulationResult]
+    ) -> list[TargetCapacity]:
+        """Of every capacity where a policy has one pass for all, of those simulated otherwise."""
+        from pyanalysis.simulation import Replay, reached  # noqa: PLC0415
+        from pyanalysis.simulation.arguments import stream_of  # noqa: PLC0415
+
+        options, request = self._request.options, self._request
+        stream = stream_of(
+            trace if replayed is trace else replayed, request.cost, options["mode"], options["batch_size"]
+        )
+        replay = Replay(request.cost, options["per_layer"], options["timing"], options["seed"], victim_agreement=False)
+        n = len(request.capacities)
+        return [
+            one
+            for place, policy in enumerate(request.policies)
+            for one in reached(stream, policy, request.targets, replay, results[place * n : (place + 1) * n])
+        ]
+
     def _write_events(self, trace: Trace | EventStream, file: EventFile) -> None:
         """Every decision once more: a log of all combinations at once could outgrow the memory."""
         from pyanalysis.simulation import simulate  # noqa: PLC0415
         from pyanalysis.simulation.progress import bar  # noqa: PLC0415
 
+        options = {**self._request.options, "victim_agreement": False}
         pairs = [(policy, capacity) for policy in self._request.policies for capacity in self._request.capacities]
         with bar(f"writing {self._given.events.name}") as progress:
             for done, (policy, capacity) in enumerate(pairs, 1):
-                file.add(simulate(trace, policy, capacity, events=True, **self._request.options))
+                file.add(simulate(trace, policy, capacity, events=True, **options))
                 progress(done, len(pairs))
 
     def _for_report(self, trace: Trace | EventStream, results: list[SimulationResult]) -> None:
@@ -353,6 +383,7 @@ class _Command:
                     f"{field} x {factor:g}",
                     capacities=[capacity],
                     cost=cost.scaled(field, factor),
+                    victim_agreement=False,
                 )
                 rows += [
                     Sensitivity(
@@ -375,12 +406,11 @@ class _Command:
         if self._given.json or self._given.form == "parquet":
             return  # one document: at the end
         if self._given.form == "table":
-            print(("\n\n" if self._printed else "") + output.as_table(results))
+            write(("\n\n" if self._printed else "") + output.as_table(results, self._reached) + "\n")
         elif self._given.form == "csv":
-            print(output.as_csv(results, header=self._printed == 0), end="")
+            write(output.as_csv(results, header=self._printed == 0))
         else:
-            print(output.as_jsonl(results), end="")
-        sys.stdout.flush()
+            write(output.as_jsonl(results, self._reached))
         self._printed += 1
 
     def _document(self) -> bytes:
@@ -390,11 +420,14 @@ class _Command:
         results = [r for r in self._results if r.policy in self._own_policies()]
         if self._given.json:
             return (json.dumps([result.row() for result in results], indent=2) + "\n").encode()
-        forms = {"table": lambda r: output.as_table(r) + "\n", "csv": output.as_csv, "jsonl": output.as_jsonl}
+        forms: dict[str, Callable[[list[SimulationResult]], str]] = {
+            "table": lambda r: output.as_table(r, self._reached) + "\n",
+            "csv": output.as_csv,
+            "jsonl": lambda r: output.as_jsonl(r, self._reached),
+        }
         if self._given.form == "parquet":
             return output.as_parquet(results)
-        text: str = forms[self._given.form](results)
-        return text.encode()
+        return forms[self._given.form](results).encode()
 
     def _own_policies(self) -> set[str]:
         from ggml_moecache import _native  # noqa: PLC0415
@@ -405,8 +438,7 @@ class _Command:
         if self._out is not None:
             self._out.path.write_bytes(self._document())
         elif self._given.json or self._given.form == "parquet":
-            sys.stdout.buffer.write(self._document())
-            sys.stdout.flush()
+            write(self._document())
         if self._given.report:
             self._write_report()
         for file in (self._out, self._events):

@@ -7,6 +7,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 version: str
 ggml_version: str
+default_policy: str
 
 class Variable:
     @property

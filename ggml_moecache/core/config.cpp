@@ -1,5 +1,6 @@
 #include "core/config.h"
 
+#include "core/policies/default-policy.h"
 #include "core/policies/table.h"
 
 #include <cstdlib>
@@ -15,7 +16,7 @@ static const variable_info table[] = {
       "every expert has a copy and the device computes everything. auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB." },
     { "GGML_MOECACHE_PER_LAYER", "0", "0 or 1",
       "1: every layer has slots of its own; a capacity in experts or percent is then of each layer. 0: all layers share." },
-    { "GGML_MOECACHE_POLICY", "cumulative-lfu", "a policy, name:parameter=value:...",
+    { "GGML_MOECACHE_POLICY", default_policy, "a policy, name:parameter=value:...",
       "Which experts get the slots. `moecache simulate --policies` lists them." },
     { "GGML_MOECACHE_SYNC", "0", "0 or 1",
       "1: wait for every copy before the next layer, so that a run can be repeated byte for byte. For tests; slow." },

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pyanalysis.report.curves import curve_of, policies_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyanalysis.simulation.result import SimulationResult
 
@@ -55,17 +55,23 @@ def _color(policy: str, others: list[str]) -> tuple[str, str]:
 
 
 def _lines(results: Sequence[SimulationResult], label: str, value: Callable[[SimulationResult], float]) -> str:
+    curves = {policy: curve_of(results, policy) for policy in policies_of(results)}
+    points = {policy: [(r.capacity_experts, value(r)) for r in curve] for policy, curve in curves.items()}
+    return lines(points, f"experts with a slot{' per layer' if results[0].per_layer else ''}", label)
+
+
+def lines(curves: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, marker: str = ".") -> str:
+    """One line of (x, y) for each policy; without a marker (an empty string) the drawing has half the size."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=_SIZE, layout="constrained")
         axes = figure.subplots()
-        others = [policy for policy in policies_of(results) if policy not in _BOUNDS]
-        for policy in policies_of(results):
-            curve = curve_of(results, policy)
+        others = [policy for policy in curves if policy not in _BOUNDS]
+        for policy, points in curves.items():
             color, style = _color(policy, others)
-            x, y = [r.capacity_experts for r in curve], [value(r) for r in curve]
-            axes.plot(x, y, style, color=color, marker=".", label=policy)
-        axes.set_xlabel(f"experts with a slot{' per layer' if results[0].per_layer else ''}")
-        axes.set_ylabel(label)
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, style, color=color, marker=marker, label=policy)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
         return _svg(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from pyanalysis.report.curves import policies_of
 from pyanalysis.simulation.output import as_csv, as_jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyanalysis.cost import CostModel
     from pyanalysis.report.curves import Sensitivity
@@ -39,6 +40,14 @@ def write_report(
     notes        shown at the top
     Raises ConfigError if the folder exists (unless `force`, which replaces only a report) or cannot be written.
     """
+    with new_folder(folder, force=force) as staged:
+        _write(staged, results, cost, sensitivity or {}, targets, notes)
+    return folder / "index.html"
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, *, force: bool) -> Iterator[Path]:
+    """A folder to write a report to, which becomes `folder` at the end. Raises ConfigError as write_report does."""
     refuse_existing(folder, force=force)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -46,14 +55,13 @@ def write_report(
     except OSError as error:
         raise ConfigError(f"--report '{folder}' cannot be written: {error.strerror}") from None
     try:
-        _write(staged, results, cost, sensitivity or {}, targets, notes)
+        yield staged
         staged.chmod(0o755)  # mkdtemp made it its owner's only
         if folder.exists():
             shutil.rmtree(folder)
         staged.rename(folder)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return folder / "index.html"
 
 
 def refuse_existing(folder: Path, *, force: bool) -> None:

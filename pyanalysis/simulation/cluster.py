@@ -6,10 +6,11 @@ Workers need this package, of the same version.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import ggml_moecache
-from ggml_moecache.errors import BackendError, MissingDependencyError
+from ggml_moecache.errors import BackendError, MissingDependencyError, MoeCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyanalysis.traces import Trace
 
 _CONNECT_S = 20
+_CLOSE_S = 5
 
 
 def sweep_on_cluster(
@@ -31,6 +33,7 @@ def sweep_on_cluster(
 ) -> list[SimulationResult]:
     """What pyanalysis.sweep(traces, policies, capacities, **options) returns, computed by a cluster's workers.
 
+    traces, policies, capacities   lists; the options are those of sweep()
     address  of the Dask scheduler, such as tcp://host:8786
     Raises MissingDependencyError without the extra `distributed`, ConfigError for what sweep() refuses, BackendError if
     the scheduler does not answer, has no workers, or a worker has another version of this package.
@@ -54,8 +57,13 @@ def sweep_on_cluster(
         with client.as_current():
             _wait(distributed, futures, len(capacities), progress)
         return [result for part in client.gather(futures) for result in part]
+    except MoeCacheError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of Dask: a worker that was killed, a scheduler that has gone
+        raise BackendError(f"the Dask cluster at '{address}' failed: {type(error).__name__}: {error}") from None
     finally:
-        client.close()
+        with contextlib.suppress(Exception):  # a scheduler that has gone is no second error
+            client.close(timeout=_CLOSE_S)
 
 
 def _task(trace: Trace, policy: str, capacities: list[Any], options: dict[str, Any]) -> list[SimulationResult]:
@@ -67,7 +75,7 @@ def _task(trace: Trace, policy: str, capacities: list[Any], options: dict[str, A
 def _connect(distributed: Any, address: str) -> Any:  # noqa: ANN401 - untyped package
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - Dask raises many kinds for an address; it has closed the client itself
         raise BackendError(f"no Dask scheduler answers at '{address}': {error}") from None
     if not client.scheduler_info()["workers"]:
         client.close()

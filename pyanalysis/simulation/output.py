@@ -12,18 +12,26 @@ import pyarrow.parquet as pq
 from pyanalysis.simulation.result import RESULT_SCHEMA, results_to_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyanalysis.simulation.result import SimulationResult
+    from pyanalysis.simulation.targets import TargetCapacity
 
 FORMATS = ("table", "csv", "jsonl", "parquet")
 # CSV has no lists: the rates of single layers are in jsonl and parquet.
 CSV_NAMES = tuple(name for name in RESULT_SCHEMA.names if name not in ("slots", "layers"))
 
 
-def as_jsonl(results: Sequence[SimulationResult]) -> str:
-    """One JSON object per line: trace, policy and capacity with every count, and `layers`."""
-    return "".join(json.dumps(result.row()) + "\n" for result in results)
+def as_jsonl(results: Sequence[SimulationResult], targets: Mapping[str, Sequence[TargetCapacity]] | None = None) -> str:
+    """One JSON object per line: trace, policy and capacity with every count, and `layers`.
+
+    `targets` of each trace follow its results; these lines have target_hit_rate.
+    """
+    lines = []
+    for name in dict.fromkeys(result.trace for result in results):
+        lines += [json.dumps(result.row()) for result in results if result.trace == name]
+        lines += [json.dumps(one.row()) for one in (targets or {}).get(name, ())]
+    return "".join(line + "\n" for line in lines)
 
 
 def as_csv(results: Sequence[SimulationResult], *, header: bool = True) -> str:
@@ -53,7 +61,7 @@ _COLUMNS: tuple[tuple[str, Callable[[SimulationResult], str | None]], ...] = (
     ("capacity", lambda r: r.capacity),
     ("experts", lambda r: f"{r.capacity_experts:,}"),
     ("hit rate", lambda r: f"{r.hit_rate:.4f}"),
-    ("decode", lambda r: None if r.decode_hit_rate in (None, r.hit_rate) else f"{r.decode_hit_rate:.4f}"),
+    ("decode", lambda r: None if r.decode_hit_rate is None else f"{r.decode_hit_rate:.4f}"),
     ("admissions", lambda r: f"{r.admissions:,}"),
     ("evictions", lambda r: f"{r.evictions:,}"),
     ("copies", lambda r: f"{r.copies:,}"),
@@ -67,10 +75,30 @@ _COLUMNS: tuple[tuple[str, Callable[[SimulationResult], str | None]], ...] = (
 _N_TEXT = 2  # policy and capacity stand left, numbers right
 
 
-def as_table(results: Sequence[SimulationResult]) -> str:
-    """The results of each trace as an aligned table under the trace's name and what holds for all of its rows."""
-    traces = list(dict.fromkeys(result.trace for result in results))
-    return "\n\n".join(_table_of_trace([r for r in results if r.trace == name]) for name in traces)
+def as_table(results: Sequence[SimulationResult], targets: Mapping[str, Sequence[TargetCapacity]] | None = None) -> str:
+    """The results of each trace as an aligned table under the trace's name and what holds for all of its rows.
+
+    `targets` of each trace are a second table under it.
+    """
+    parts = []
+    for name in dict.fromkeys(result.trace for result in results):
+        parts.append(_table_of_trace([r for r in results if r.trace == name]))
+        if targets and name in targets:
+            parts.append(_table_of_targets(targets[name]))
+    return "\n\n".join(parts)
+
+
+def _table_of_targets(found: Sequence[TargetCapacity]) -> str:
+    rows = [["policy", "found among", "target", "experts", "hit rate"]]
+    rows += [
+        [
+            *(one.policy, "every capacity" if one.exact else "those simulated", f"{one.target_hit_rate:.1%}"),
+            "none" if one.capacity_experts is None else f"{one.capacity_experts:,}",
+            "-" if one.hit_rate is None else f"{one.hit_rate:.4f}",
+        ]
+        for one in found
+    ]
+    return "\n".join(["smallest capacity that reaches a hit rate:", "", *aligned(rows, _N_TEXT)])
 
 
 def _table_of_trace(results: list[SimulationResult]) -> str:

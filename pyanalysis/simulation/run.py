@@ -11,21 +11,19 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
-from pyanalysis.simulation.capacity import slots_of
+from pyanalysis.simulation.arguments import canonical, cost_of, policies_of, refuse_twice, stream_of, traces_of, whole
+from pyanalysis.simulation.capacity import capacities_of, slots_of
 from pyanalysis.simulation.result import EventLog, LayerResult, SimulationResult
-from pyanalysis.simulation.stream import EventStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pyanalysis.cost import CostModel
+    from pyanalysis.simulation.arguments import CostLike, TraceLike
     from pyanalysis.simulation.result import Mode, Timing
-    from pyanalysis.traces import Trace
+    from pyanalysis.simulation.stream import EventStream
 
     Capacity = int | str | Sequence[int]
-
-
-_PER_ACCESS_ONLY = frozenset(policy.name for policy in _native.policies() if policy.per_access_only)
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,24 @@ class Replay:
 
     cost: CostModel | None = None
     per_layer: bool = False
-    timing: Timing = "ideal"
+    timing: Timing | None = None
     seed: int = 0
-    victim_agreement: bool = False
+    victim_agreement: bool = True
     events: bool = False
+
+    def timing_of(self, stream: EventStream) -> Timing:
+        """The timing given; else clocked if there are costs and the stream can have a clock."""
+        if self.timing is not None:
+            return self.timing
+        return "clocked" if self.cost is not None and stream.mode != "per-access" else "ideal"
 
     def options(self, stream: EventStream) -> _native.SimulationOptions:
         """The same for the simulator. Raises ConfigError for a combination that cannot be."""
-        if self.timing not in ("ideal", "clocked"):
-            raise ConfigError(f"timing must be ideal or clocked. Got {self.timing!r} instead.")
+        timing = self.timing_of(stream)
+        if timing not in ("ideal", "clocked"):
+            raise ConfigError(f"timing must be ideal or clocked. Got {timing!r} instead.")
         options = _native.SimulationOptions()
-        options.clocked = self.timing == "clocked"
+        options.clocked = timing == "clocked"
         options.victim_agreement = self.victim_agreement
         options.log = self.events
         if options.clocked:
@@ -52,8 +57,8 @@ class Replay:
                 raise ConfigError("clocked timing needs a cost model")
             if any(n_bytes == 0 for *_, n_bytes in stream.columns):
                 raise ConfigError(
-                    f"{stream.trace}: clocked timing needs the bytes of an expert, which neither run.json nor the cost "
-                    "model knows: set expert_bytes in the cost model"
+                    f"{stream.trace}: clocked timing needs the bytes of an expert, which the trace does not tell: set "
+                    "expert_bytes in the cost model, or ask for ideal timing"
                 )
             if stream.mode == "per-access":
                 raise ConfigError("per-access replay is a comparison of hit rates and has ideal timing only")
@@ -66,77 +71,90 @@ class Replay:
 
 
 def simulate(
-    trace: Trace | EventStream,
+    trace: TraceLike,
     policy: str,
     capacity: Capacity,
-    cost: CostModel | None = None,
+    cost: CostLike | None = None,
     *,
     per_layer: bool = False,
-    timing: Timing = "ideal",
+    timing: Timing | None = None,
     mode: Mode = "event-atomic",
     batch_size: int = 512,
     seed: int = 0,
-    victim_agreement: bool = False,
+    victim_agreement: bool = True,
     events: bool = False,
 ) -> SimulationResult:
     """Replay a trace against one policy at one capacity.
 
-    trace        or an EventStream made of one; then mode and batch_size are the stream's
+    trace        or the path of one, or an EventStream made of one; then mode and batch_size are the stream's
     capacity     experts as a number, "all", a share of the experts ("5%": rounded to the nearest whole expert, at least
                  1), of each layer with per_layer, of all layers together without; or memory for all layers together
                  ("2GiB", "512MiB": as many whole experts as fit, with per_layer an equal part for each layer). A list
                  of numbers gives each layer (and family, in rising order) its own.
-    cost         needed for timing "clocked" and for every time in the result
-    timing       "ideal": a copy is complete at the next token of its layer; "clocked": when the cost model says so
+    cost         needed for timing "clocked" and for every time in the result; a cost model, the name of one that
+                 ships ("h200") or the path of one
+    timing       "ideal": a copy is complete at the next token of its layer; "clocked": when the cost model says so;
+                 None: clocked with a cost model, ideal without and with mode "per-access"
     mode         "per-access": every expert of an event is an event of its own. A comparison, not what a runtime can do
     batch_size   tokens per union event of prefill tokens whose ubatch the trace does not name
     seed         of policies that draw, unless the policy itself says seed=
-    victim_agreement, events   also compute these fields of the result
+    victim_agreement   compute this field of the result: each replay needs the next use of every access (4 bytes each,
+                 once per stream), and policies that have one pass for all capacities are replayed for each
+    events       log every decision in `events` of the result
 
-    Raises ConfigError for a policy, capacity, cost or combination that cannot be.
+    Raises ConfigError for an argument or combination that cannot be, TraceError for a file that is no trace.
     """
-    stream = _stream(trace, cost, mode, batch_size)
+    cost = cost_of(cost)
+    stream = stream_of(trace, cost, mode, batch_size)
     replay = Replay(cost, per_layer, timing, seed, victim_agreement, events)
     return simulate_capacities(stream, policy, [capacity], replay)[0]
 
 
 def sweep(
-    traces: Sequence[Trace | EventStream],
-    policies: Sequence[str],
-    capacities: Sequence[Capacity],
-    cost: CostModel | None = None,
+    traces: TraceLike | Iterable[TraceLike],
+    policies: str | Iterable[str],
+    capacities: int | str | Iterable[Capacity],
+    cost: CostLike | None = None,
     *,
     per_layer: bool = False,
-    timing: Timing = "ideal",
+    timing: Timing | None = None,
     mode: Mode = "event-atomic",
     batch_size: int = 512,
     seed: int = 0,
-    victim_agreement: bool = False,
+    victim_agreement: bool = True,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[SimulationResult]:
     """Every policy at every capacity over every trace, in this order of nesting: traces, policies, capacities.
 
+    traces, policies, capacities   lists, or one of each; policies and capacities also as the strings that `moecache
+              simulate` takes ("lru,belady", "0:33:4,all"). No policy twice.
+    victim_agreement   False is several times faster for policies that have one pass for all capacities (lru,
+              cumulative-lfu, decayed-lfu, windowed-lfu, lfru, request-lfu, belady, hindsight-static)
     workers   threads; default: as many as this process may use CPUs. The results do not depend on it.
     progress  called with (results finished, results in all) from the calling thread
     The rest as in simulate().
     """
+    cost = cost_of(cost)
+    names, capacities = policies_of(policies), capacities_of(capacities)
+    refuse_twice(names, seed)
+    threads = len(os.sched_getaffinity(0)) if workers is None else whole("workers", workers, 1)
     replay = Replay(cost, per_layer, timing, seed, victim_agreement)
     jobs: list[tuple[EventStream, str, list[Capacity]]] = []
-    for trace in traces:
-        stream = _stream(trace, cost, mode, batch_size)
+    for trace in traces_of(traces):
+        stream = stream_of(trace, cost, mode, batch_size)
         options = replay.options(stream)
         for capacity in capacities:
             slots_of(stream, capacity, per_layer=per_layer)
-        for policy in policies:
-            _canonical(stream, policy, seed)
+        for policy in names:
+            canonical(stream, policy, seed)
             if _native.one_pass(stream.native, per_layer, policy, options):
                 jobs.append((stream, policy, list(capacities)))
             else:
                 jobs.extend((stream, policy, [capacity]) for capacity in capacities)
     total = sum(len(part) for _, _, part in jobs)
     finished: dict[int, list[SimulationResult]] = {}
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         futures = {pool.submit(simulate_capacities, *job, replay): index for index, job in enumerate(jobs)}
         try:
             for future in as_completed(futures):
@@ -154,7 +172,7 @@ def simulate_capacities(
 ) -> list[SimulationResult]:
     """One policy at several capacities in the calling thread: the unit of work of a sweep. Raises ConfigError."""
     options = replay.options(stream)
-    name = _canonical(stream, policy, replay.seed)
+    name = canonical(stream, policy, replay.seed)
     slots = [list(slots_of(stream, capacity, per_layer=replay.per_layer)) for capacity in capacities]
     try:
         counts = _native.simulate(stream.native, replay.per_layer, policy, replay.seed, slots, options)
@@ -167,24 +185,7 @@ def simulate_capacities(
 
 
 def _text(capacity: Capacity) -> str:
-    return str(capacity) if isinstance(capacity, (int, str)) else ",".join(map(str, capacity))
-
-
-def _stream(trace: Trace | EventStream, cost: CostModel | None, mode: Mode, batch_size: int) -> EventStream:
-    if isinstance(trace, EventStream):
-        return trace
-    n_bytes = cost.expert_bytes if cost is not None else None
-    return EventStream.of(trace, batch_size=batch_size, mode=mode, expert_bytes=n_bytes)
-
-
-def _canonical(stream: EventStream, policy: str, seed: int) -> str:
-    try:
-        name = _native.canonical_policy(policy, seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if stream.mode != "per-access" and name.split(":")[0] in _PER_ACCESS_ONLY:
-        raise ConfigError(f"policy {name} exists for mode per-access only; the event-atomic one is cumulative-lfu")
-    return name
+    return str(capacity) if isinstance(capacity, (int, np.integer, str)) else ",".join(map(str, capacity))
 
 
 def _result(
@@ -208,7 +209,7 @@ def _result(
         capacity_experts=slots[0] if same else sum(slots),
         per_layer=replay.per_layer,
         slots=tuple(slots),
-        timing=replay.timing,
+        timing=replay.timing_of(stream),
         mode=stream.mode,
         cost=replay.cost.name if replay.cost is not None else None,
         n_tokens=stream.n_tokens,

@@ -10,6 +10,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis.traces.event import MOST_EXPERTS
 
 if TYPE_CHECKING:
     from pyanalysis.simulation.result import Mode
@@ -24,7 +25,7 @@ class EventStream:
     """What simulate() makes of a trace. Made once, it serves any number of policies and capacities, in any thread.
 
     columns           (layer, family, experts, bytes of one expert or 0) in rising order of layer and family
-    experts_known     the numbers of experts come from run.json; else from the largest id that occurs
+    experts_known     the numbers of experts come from the trace's description; else from the largest id that occurs
     n_tokens, n_decode_tokens   distinct tokens
     """
 
@@ -41,9 +42,17 @@ class EventStream:
 
     @staticmethod
     def of(
-        trace: Trace, *, batch_size: int = 512, mode: Mode = "event-atomic", expert_bytes: int | None = None
+        trace: Trace,
+        *,
+        batch_size: int = 512,
+        mode: Mode = "event-atomic",
+        expert_bytes: int | None = None,
+        replace_bytes: bool = False,
     ) -> EventStream:
-        """`expert_bytes`: for layers of which the trace does not know it. Raises ConfigError for an empty trace."""
+        """`expert_bytes`: for layers of which the trace does not know it; with `replace_bytes` for all layers.
+
+        Raises ConfigError for an empty trace.
+        """
         if trace.n_events == 0:
             raise ConfigError(f"{trace.path}: there is no event to simulate")
         if batch_size < 1:
@@ -58,6 +67,8 @@ class EventStream:
         in_order = bool((key[1:] >= key[:-1]).all())
         order = np.arange(trace.n_events) if in_order else np.argsort(key, kind="stable")
         columns, known = _columns(trace, column, layers, expert_bytes)
+        if replace_bytes:
+            columns = [(layer, family, n_experts, expert_bytes or 0) for layer, family, n_experts, _ in columns]
         native = _native.EventStream.make(
             columns,
             order,
@@ -148,7 +159,12 @@ def _columns(trace: Trace, column: Array, layers: Array, expert_bytes: int | Non
             n_experts = int(max(same))
         if used[index] > n_experts:
             raise ConfigError(
-                f"{trace.path}: layer {layer} names expert {used[index] - 1}, run.json says {n_experts} experts"
+                f"{trace.path}: layer {layer} names expert {used[index] - 1}, the trace says {n_experts} experts"
+            )
+        if n_experts > MOST_EXPERTS:
+            raise ConfigError(
+                f"{trace.path}: layer {layer} would have {n_experts:,} experts, the simulator takes at most "
+                f"{MOST_EXPERTS:,}"
             )
         columns.append((layer, family, n_experts, sizes.get((layer, family), expert_bytes or 0)))
     return columns, known

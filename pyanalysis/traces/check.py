@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyanalysis.traces.errors import Problem
-from pyanalysis.traces.event import FAMILIES_WITH_REPEATED_IDS
+from pyanalysis.traces.event import FAMILIES_WITH_REPEATED_IDS, MOST_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ class _Check:
 
         def reason(index: int) -> str:
             other = (
-                "run.json's top_k is"
+                "the trace's top_k is"
                 if known is not None and is_exps[column[index]]
                 else "most events of the layer have"
             )
@@ -101,12 +101,16 @@ class _Check:
         t = self.trace
         column, columns = t.columns
         known = [t.n_experts(int(layer), t.families[family]) for layer, family in columns]
-        limit = np.array([2**31 if n is None else n for n in known])
+        limit = np.array([MOST_EXPERTS if n is None else n for n in known])
         largest = t.ids.max(axis=1)
-        self._report(
-            largest >= limit[column],
-            lambda i: f"expert id {largest[i]} is out of range: layer {t.layer[i]} has {limit[column[i]]} experts",
-        )
+
+        def reason(index: int) -> str:
+            place, number = column[index], f"expert id {largest[index]} is out of range: "
+            if known[place] is None:
+                return number + f"the number of experts is not known, and ids must be below {MOST_EXPERTS:,}"
+            return number + f"layer {t.layer[index]} has {limit[place]} experts"
+
+        self._report(largest >= limit[column], reason)
 
     def repeats(self) -> None:
         t = self.trace

@@ -13,6 +13,9 @@ FORMAT_NAME = "ggml_moecache routing log"
 FORMAT_VERSION = 1
 
 PHASES = ("prefill", "decode")  # index = Trace.phase
+# No model has nearly as many experts in a layer. Where run.json does not tell their number this is the bound of ids: a
+# larger one is a damaged file, and would cost memory for every expert below it.
+MOST_EXPERTS = 65536
 # GroveMoE maps the router's choice onto groups, so two of an event's experts may share an adjugate expert.
 FAMILIES_WITH_REPEATED_IDS = ("chexps",)
 

@@ -70,7 +70,8 @@ def _refuse_constant(name: str) -> float:
     raise LineError(f"not JSON: {name} is no number")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of JSON's pairs. Raises LineError if a name is there twice: readers would differ in which counts."""
     record = dict(pairs)
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
@@ -87,7 +88,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if not line.strip():
         raise LineError("the line is empty")
     try:
-        record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        record = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         raise TruncatedLineError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:

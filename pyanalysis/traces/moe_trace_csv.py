@@ -53,7 +53,7 @@ class MoeTraceReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.notes = ["llama-moe-trace records no number of experts, router weights or model: ids have no upper bound"]
+        self.notes = ["llama-moe-trace records no number of experts, router weights or model: ids must be below 65,536"]
         self.metadata: Metadata | None = run_json.blank(path.stem)
 
     def chunks(self, on_problem: OnProblem) -> Iterator[Chunk]:

@@ -107,6 +107,7 @@ class NpzReader:
         if arrays["ids"].max() >= 2**31:
             self._refuse("ids must fit 32 bits")
         self._check_columns()
+        self._check_ids()
         torn = (arrays["ids"][:, :, 1:] >= 0) & (arrays["ids"][:, :, :-1] < 0)
         if torn.any():
             place = np.argwhere(torn)[0].tolist()
@@ -122,6 +123,23 @@ class NpzReader:
         if bad.any():
             place = np.argwhere(bad)[0].tolist()
             self._refuse(f"weights{place} is not finite (NaN in all of an event: not recorded)")
+
+    def _check_ids(self) -> None:
+        """By their place in the array, which check_trace does not know; with a run.json the experts are per layer."""
+        ids = self._arrays["ids"]
+        n_experts = int(self._arrays["n_experts"])
+        if {"run", "families"} & self._arrays.keys():
+            return
+        ordered = np.sort(ids, axis=2)
+        if ((ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] >= 0)).any():
+            for end in range(1, ids.shape[2]):
+                again = (ids[:, :, :end] == ids[:, :, end : end + 1]).any(axis=2) & (ids[:, :, end] >= 0)
+                if again.any():
+                    place = [*np.argwhere(again)[0].tolist(), end]
+                    self._refuse(f"ids{place} is {ids[tuple(place)]}, which stands before it in the event")
+        if ids.max() >= n_experts:
+            place = np.argwhere(ids >= n_experts)[0].tolist()
+            self._refuse(f"ids{place} is {ids[tuple(place)]}, out of range: n_experts is {n_experts}")
 
     def _check_columns(self) -> None:
         names = self._arrays.get("families", np.full(len(self._layers()), "exps")).tolist()

@@ -108,7 +108,7 @@ class RouteTraceReader:
         else:
             raise TraceError(self.path, None, f"is truncated: it has no line {_COLUMNS.decode()}")
         if n_experts is None:
-            self.notes.append("the preamble names no model: ids have no upper bound")
+            self.notes.append("the preamble names no model: ids must be below 65,536")
         elif sized := [one for one in layouts if one["bytes"]]:  # 0: a layer without experts
             rest = {"family": "exps", "n_experts": n_experts, "types": None}
             metadata["model"]["expert_bytes"] = [{**one, **rest} for one in sized]

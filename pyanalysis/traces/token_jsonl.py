@@ -16,7 +16,7 @@ import pyarrow.json as pa_json
 from pyanalysis.traces import metadata as run_json
 from pyanalysis.traces.errors import Problem
 from pyanalysis.traces.foreign import INT32_END, Columns, chunks_of, no_event, padded, split_lines, stacked, text_blocks
-from pyanalysis.traces.lines import shown
+from pyanalysis.traces.lines import LineError, shown, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class TokenJsonlReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notes = [
-            "prompt, ubatches, router weights, model and number of experts are not recorded: ids have no upper bound",
+            "prompt, ubatches, router weights, model and number of experts are not recorded: ids must be below 65,536",
             "layers are counted from 0 over the MoE layers",
         ]
         self.metadata: Metadata | None = run_json.blank(path.stem)
@@ -142,7 +142,9 @@ class TokenJsonlReader:
         if not text.strip():
             raise ValueError("the line is empty")
         try:
-            record = json.loads(text)
+            record = json.loads(text, object_pairs_hook=unique)
+        except LineError:
+            raise
         except (ValueError, RecursionError) as error:
             why = "not JSON" if is_whole else "the last line is cut off; remove it"
             raise ValueError(f"{why}: {error}") from None

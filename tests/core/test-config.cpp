@@ -1,4 +1,5 @@
 #include "core/config.h"
+#include "core/policies/default-policy.h"
 
 #include "check.h"
 
@@ -37,7 +38,7 @@ TEST(environment_is_read_and_a_setting_wins) {
 
 TEST(settings_of_the_cache) {
     clean();
-    CHECK_EQ(config_read().policy, "cumulative-lfu");
+    CHECK_EQ(config_read().policy, default_policy);
     CHECK(!config_read().per_layer && !config_read().sync);
     CHECK_EQ(config_read().reserve_bytes, uint64_t(512) << 20);
     setenv("GGML_MOECACHE_CAPACITY", "25%", 1);

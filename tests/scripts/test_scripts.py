@@ -19,7 +19,7 @@ def helpers(monkeypatch):
     monkeypatch.setenv("GGML_MOECACHE_HOME", "/cache")
 
 
-@pytest.mark.parametrize("name", ["setup", "demo", "test", "check", "bench", "record_traces"])
+@pytest.mark.parametrize("name", ["setup", "demo", "test", "check", "bench", "record_traces", "decide"])
 def test_help(name):
     result = subprocess.run([SCRIPTS / name, "--help"], capture_output=True, text=True, check=False)
     assert result.returncode == 0

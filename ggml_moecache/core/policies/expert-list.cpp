@@ -1,6 +1,9 @@
 #include "core/policies/expert-list.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 namespace moecache {
@@ -52,9 +55,10 @@ static uint32_t item_of(const std::string & line, bool has_family, const cache_g
 }
 
 std::string read_expert_list(const std::string & path, const cache_geometry & geometry, std::vector<uint32_t> & items) {
+    errno = 0;
     std::ifstream file(path);
     if (!file) {
-        return path + ": cannot be read";
+        return path + ": cannot be read: " + std::strerror(errno);
     }
     std::vector<bool> named(geometry.n_items());
     std::string       line;
@@ -87,7 +91,13 @@ std::string read_expert_list(const std::string & path, const cache_geometry & ge
         named[item] = true;
         items.push_back(item);
     }
-    return has_header ? "" : path + ": has no header layer,expert";
+    if (file.bad()) { // a folder, for one
+        return path + ": cannot be read: " + std::strerror(errno);
+    }
+    if (!has_header) {
+        return path + ": has no header layer,expert";
+    }
+    return items.empty() ? path + ": names no expert: there is no line after the header" : "";
 }
 
 } // namespace moecache

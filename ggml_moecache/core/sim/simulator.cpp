@@ -5,6 +5,7 @@
 #include "transfer/virtual-clock.h"
 
 #include <algorithm>
+#include <string>
 
 namespace moecache {
 
@@ -154,8 +155,12 @@ std::string simulator::load(const session_state & state) {
     error             = error.empty() && meter != nullptr ? meter->load(state) : error;
     int64_t index     = 0;
     error             = error.empty() ? state.get("next_event", index, 0) : error;
-    next_event        = static_cast<uint64_t>(index);
-    started           = true;
+    if (error.empty() && static_cast<uint64_t>(index) > events.n_events()) {
+        error = "the session state goes on with event " + std::to_string(index) + ", the trace has " +
+                std::to_string(events.n_events());
+    }
+    next_event = static_cast<uint64_t>(index);
+    started    = true;
     return error;
 }
 

@@ -49,7 +49,8 @@ public:
     const sim_result &    result() const { return so_far; }
     const cache_manager & cache() const { return *manager; }
 
-    // The state after the last event, and the event to go on with. REQUIRES for load(): nothing has been run.
+    // The state after the last event, and the event to go on with. Without the clock and the copies in flight: after
+    // load() all of the content is resident and the clock is at 0. REQUIRES for load(): nothing has been run.
     void        save(session_state & state) const;
     std::string load(const session_state & state);
 

@@ -55,6 +55,7 @@ TEST(bad_expert_lists_name_file_line_and_reason) {
         const char * error;
     } cases[] = {
         { "", ": has no header layer,expert" },
+        { "layer,expert\n# none\n", ": names no expert: there is no line after the header" },
         { "0,1\n", ":1: the header must be layer,expert or layer,family,expert. Got '0,1' instead." },
         { "layer,expert\n0,1\n0,1\n", ":3: the expert is named twice" },
         { "layer,expert\n0,4\n", ":2: layer 0 has 4 experts, there is no expert 4" },
@@ -71,7 +72,8 @@ TEST(bad_expert_lists_name_file_line_and_reason) {
         std::remove(path.c_str());
     }
     std::vector<uint32_t> items;
-    CHECK_EQ(read_expert_list("/no/such/file", geometry, items), "/no/such/file: cannot be read");
+    CHECK_EQ(read_expert_list("/no/such/file", geometry, items),
+             "/no/such/file: cannot be read: No such file or directory");
     const std::string path = temporary_file("layer,family,expert\n1,exps,3\n0,exps,2\n");
     CHECK_EQ(read_expert_list(path, geometry, items), "");
     CHECK_EQ(items.size(), 2u);

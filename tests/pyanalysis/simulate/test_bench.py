@@ -75,7 +75,7 @@ def test_made_trace():
 def test_program(path, monkeypatch, capsys):
     pytest.importorskip("libcachesim", reason="the extra 'bench' is not installed")
     monkeypatch.setattr(bench_growth, "_TOKENS", 20)
-    for more in ([], ["--json", "--growth", "--workers", "1"]):
+    for more in ([], ["--json", "--growth", "--workers", "1", "--no-victim-agreement"]):
         monkeypatch.setattr(sys, "argv", ["moecache", "bench", "simulate", str(path), "--rounds", "1", *more])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -86,6 +86,7 @@ def test_program(path, monkeypatch, capsys):
             assert [arm["accesses"] for arm in figures["throughput"]] == [320] * 18
             assert figures["sweep"]["capacities"] == [0, 1, 2, 3, 4]
             assert figures["sweep"]["workers"] == 1
+            assert figures["sweep"]["victim_agreement"] is False
             assert [point["varied"] for point in figures["growth"][::3]] == [
                 "tokens",
                 "layers",
@@ -93,7 +94,9 @@ def test_program(path, monkeypatch, capsys):
                 "capacities",
             ]
         else:
-            assert re.search(r"^sweep     8 policies x 5 capacities x 320 accesses: \d", out, re.MULTILINE)
+            assert re.search(
+                r"^sweep     8 policies x 5 capacities x 320 accesses: \d.*, with victim agreement$", out, re.MULTILINE
+            )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -62,6 +63,26 @@ def test_command_line(address, trace, monkeypatch, capsys):
 def test_what_a_sweep_refuses_is_refused_by_name(address, trace):
     with pytest.raises(ConfigError, match="there is no policy 'mru'"):
         sweep_on_cluster(address, [trace], ["lru", "mru"], [1])
+
+
+def _dies(*_):
+    os._exit(1)
+
+
+def test_workers_that_die_are_one_message(trace, monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="the extra 'distributed' is not installed")
+    dask = pytest.importorskip("dask", reason="the extra 'distributed' is not installed")
+    monkeypatch.setattr("pyanalysis.simulation.cluster._task", _dies)
+    closed = []
+    close = distributed.Client.close
+    monkeypatch.setattr(distributed.Client, "close", lambda self, *a, **k: closed.append(self) or close(self, *a, **k))
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        pytest.raises(BackendError, match=r"the Dask cluster at 'tcp://.*' failed: KilledWorker: "),
+    ):
+        sweep_on_cluster(cluster.scheduler_address, [trace], ["lru"], [1])
+    assert len(closed) == 1
 
 
 def test_no_scheduler_there(trace, monkeypatch):

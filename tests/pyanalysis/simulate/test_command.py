@@ -98,12 +98,15 @@ def test_table(simulate):
         "capacity": "2",
         "experts": "2",
         "hit rate": "0.3750",
+        "decode": "0.3750",
         "admissions": "3",
         "evictions": "1",
         "copies": "3",
         "copied MiB": "0.0",
         "late": "0",
         "CPU fallbacks": "5",
+        # Token 3 evicts expert 1, which token 4 uses; the optimum's victim is 0, which is never used again.
+        "victims": "0.0%",
         "us/token": f"{LFU_TIME_NS / 1000:.1f}",
         "t/s": f"{1e9 / LFU_TIME_NS:,.1f}",
     }
@@ -194,15 +197,30 @@ BAD = {
     "no_policy": (["t.jsonl", "--capacity", "1"], "moecache simulate needs --policy"),
     "no_capacity": (["t.jsonl", "--policy", "lru"], "moecache simulate needs --capacity"),
     "no_trace": (["--policy", "lru", "--capacity", "1"], "moecache simulate needs a TRACE"),
+    "policy_empty": (["t.jsonl", "--policy", ",", "--capacity", "1"], "policies has an empty item"),
+    "policy_twice": (["t.jsonl", "--policy", "lru, lru:admit-after=1", "--capacity", "1"],
+                     "policies has 'lru' and 'lru:admit-after=1', which are the same policy"),
+    "seed_too_large": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--seed", str(2**63)],
+                       "--seed must be a whole number from 0 to 2^63 - 1, got 9223372036854775808"),
+    "wild_id": (["wild.jsonl", "--policy", "lru", "--capacity", "1"],
+                "wild.jsonl:1: expert id 65536 is out of range: the number of experts is not known, and ids must be"),
+    "repeated_key": (["twice.jsonl", "--policy", "lru", "--capacity", "1"],
+                     'twice.jsonl:2: the field "tok" stands there twice'),
+    "same_file": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--out", "x.jsonl", "--events", "./x.jsonl"],
+                  "--out and --events name the same file, 'x.jsonl'"),
+    "no_folder": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--out", "no/such/x.jsonl"],
+                  "the folder no/such does not exist; make it first"),
+    "targets_as_csv": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--targets", "50%", "-o", "csv"],
+                       "--targets is printed with -o table and -o jsonl"),
     "unknown_policy": (["t.jsonl", "--policy", "lru,mru", "--capacity", "1"], "there is no policy 'mru'"),
     "unknown_parameter": (["t.jsonl", "--policy", "lru:x=1", "--capacity", "1"], "policy lru"),
     "capacity_text": (["t.jsonl", "--policy", "lru", "--capacity", "some"], "capacity"),
     "capacity_too_large": (["t.jsonl", "--policy", "lru", "--capacity", "120%"], "capacity"),
-    "capacity_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1,,2"], "--capacity has an empty item"),
-    "range_empty": (["t.jsonl", "--policy", "lru", "--capacity", "4:4"], "--capacity: the range '4:4' is empty"),
-    "range_step_0": (["t.jsonl", "--policy", "lru", "--capacity", "1:4:0"], "--capacity: the range '1:4:0' is empty"),
-    "range_text": (["t.jsonl", "--policy", "lru", "--capacity", "1:x"], "--capacity: '1:x' must be a range A:B"),
-    "budgets_text": (["t.jsonl", "--policy", "lru", "--capacity", "1+x"], "--capacity: '1+x' must be whole numbers"),
+    "capacity_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1,,2"], "capacity has an empty item"),
+    "range_empty": (["t.jsonl", "--policy", "lru", "--capacity", "4:4"], "capacity: the range '4:4' is empty"),
+    "range_step_0": (["t.jsonl", "--policy", "lru", "--capacity", "1:4:0"], "capacity: the range '1:4:0' is empty"),
+    "range_text": (["t.jsonl", "--policy", "lru", "--capacity", "1:x"], "capacity: '1:x' must be a range A:B"),
+    "budgets_text": (["t.jsonl", "--policy", "lru", "--capacity", "1+x"], "capacity: '1+x' must be whole numbers"),
     "no_such_cost": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--cost", "h100"], "'h100' is no cost model"),
     "clocked_without_cost": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--timing", "clocked"],
                              "clocked timing needs a cost model"),
@@ -211,7 +229,7 @@ BAD = {
     "report_is_a_file": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--report", "cost.json"],
                          "--report 'cost.json' exists and is no report"),
     "batch_size": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--batch-size", "0"], "--batch-size must be a"),
-    "target": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--target", "120%"], "--target must be hit rates"),
+    "target": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--targets", "120%"], "--targets must be hit rates"),
     "missing_trace": (["none.jsonl", "--policy", "lru", "--capacity", "1"], "none.jsonl: does not exist"),
     "bad_trace": (["bad.jsonl", "--policy", "lru", "--capacity", "1"], "bad.jsonl:2: expert id 1 is repeated"),
 }  # fmt: skip
@@ -220,6 +238,8 @@ BAD = {
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_bad_arguments_give_one_line_and_leave_nothing(simulate, arguments, message):
     Path("bad.jsonl").write_text('{"tok":0,"layers":[[0,1]]}\n{"tok":1,"layers":[[1,1]]}\n')
+    Path("twice.jsonl").write_text('{"tok":0,"layers":[[0,1]]}\n{"tok":1,"tok":2,"layers":[[1,2]]}\n')
+    Path("wild.jsonl").write_text('{"tok":0,"layers":[[65536,1]]}\n')
     before = sorted(Path().iterdir())
     status, out, err = simulate(*arguments)
     assert (status, out) == (2, b"")
@@ -241,6 +261,86 @@ def test_failure_in_the_second_trace_keeps_what_is_printed_and_writes_no_file(si
     assert sorted(path.name for path in Path().iterdir()) == ["bad.jsonl", "cost.json", "t.jsonl"]
 
 
+def test_targets_are_the_smallest_of_all_capacities(simulate):
+    """LRU hits 0, 2, 4, 5 of 8 with 0 to 3 slots. Interval refresh has no one pass, so 0 and 3 alone are simulated;
+    with three slots nothing is ever evicted, and it hits what LRU hits."""
+    arguments = ("--policy", "lru,interval-refresh:every=99", "--capacity", "0,3", "--targets", "25%,0.5,90%")
+    status, out, _ = simulate("t.jsonl", *arguments, "-o", "jsonl")
+    assert status == 0
+    rows = [row for line in out.splitlines() if "target_hit_rate" in (row := json.loads(line))]
+    assert [
+        (r["policy"][:3], r["target_hit_rate"], r["capacity_experts"], r["hit_rate"], r["exact"]) for r in rows
+    ] == [
+        *(("lru", 0.25, 1, 2 / 8, True), ("lru", 0.5, 2, 4 / 8, True), ("lru", 0.9, None, None, True)),
+        *(("int", 0.25, 3, 5 / 8, False), ("int", 0.5, 3, 5 / 8, False), ("int", 0.9, None, None, False)),
+    ]
+    out = simulate("t.jsonl", *arguments)[1].decode()
+    lines = [
+        re.split(r"\s{2,}", line) for line in out.split("smallest capacity that reaches a hit rate:")[1].splitlines()
+    ]
+    assert lines[2] == ["policy", "found among", "target", "experts", "hit rate"]
+    assert lines[4] == ["lru", "every capacity", "50.0%", "2", "0.5000"]
+    assert lines[8] == ["interval-refresh:every=99", "those simulated", "90.0%", "none", "-"]
+    every = ("--policy", "interval-refresh:every=99", "--capacity", "0:4", "--targets", "25%", "-o", "jsonl")
+    assert json.loads(simulate("t.jsonl", *every)[1].splitlines()[-1])["exact"] is True
+
+
+def test_victim_agreement_is_reported_unless_it_is_left_out(simulate):
+    arguments = ("t.jsonl", "--policy", "lru,cumulative-lfu", "--capacity", "2", "-o", "jsonl")
+    rows = [json.loads(line) for line in simulate(*arguments)[1].splitlines()]
+    # LRU evicts 1 at token 2 (next used at 4; 0 at 3) and 0 at token 4 (never again): both are the farthest.
+    assert [row["victim_agreement"] for row in rows] == [1.0, 0.0]
+    rows = [json.loads(line) for line in simulate(*arguments, "--no-victim-agreement")[1].splitlines()]
+    assert [row["victim_agreement"] for row in rows] == [None, None]
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "jsonl", "parquet"])
+def test_a_full_disk_behind_stdout_is_one_message(tmp_path, form):
+    (tmp_path / "t.jsonl").write_text(TRACE)
+    command = [sys.executable, "-c", "from pyanalysis.cli import main; main()", "simulate", "t.jsonl"]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [*command, "--policy", "lru", "--capacity", "2", "-o", form],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert result.returncode == 2
+    errors = [line for line in result.stderr.splitlines() if not line.startswith(b"moecache: note: ")]
+    assert errors == [
+        b"moecache: error: stdout cannot be written: No space left on device; what was to be printed is incomplete"
+    ]
+
+
+def test_per_access_says_that_it_has_no_times(simulate):
+    arguments = ("t.jsonl", "--policy", "lru", "--capacity", "2", "-o", "jsonl", "--mode", "per-access")
+    status, out, err = simulate(*arguments, "--cost", "cost.json")
+    assert status == 0
+    assert json.loads(out)["time_per_token_ns"] is None
+    assert "note: t.jsonl: per-access replay is a comparison of hit rates and has no times" in err
+    assert "has no times" not in simulate(*arguments)[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("layer,expert\n", "s.csv: names no expert: there is no line after the header"),
+        (None, "s.csv: cannot be read: No such file or directory"),
+        ("folder", "s.csv: cannot be read: Is a directory"),
+    ],
+)
+def test_a_static_file_that_names_nothing_is_refused(simulate, text, reason):
+    if text == "folder":
+        Path("s.csv").mkdir()
+    elif text:
+        Path("s.csv").write_text(text)
+    status, out, err = simulate("t.jsonl", "--policy", "static:file=s.csv", "--capacity", "1")
+    assert (status, out) == (2, b"")
+    assert reason in err.splitlines()[-1]
+
+
 def test_list_policies(simulate):
     status, out, _ = simulate("--list-policies")
     assert status == 0
@@ -259,7 +359,7 @@ def test_help_has_examples_that_work(simulate):
     with Path("log").open("wb") as file:
         np.savez(file, ids=np.array(ids), n_experts=256)
     examples = re.findall(r"^  moecache simulate (.*)$", out.decode(), re.MULTILINE)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         status, _, err = simulate(*shlex.split(example.split("|")[0]))
         assert status == 0, err

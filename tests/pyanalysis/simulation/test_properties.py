@@ -80,11 +80,12 @@ def test_one_pass_counts_what_the_simulator_counts(trace, per_layer):
     """The log makes the simulator run; without it a sweep takes one pass, and one capacity of lru a threshold."""
     stream = EventStream.of(trace)
     every = list(range(at_most(stream, 99, per_layer) + 1))
+    options = {"per_layer": per_layer, "timing": "ideal", "victim_agreement": False}
     for policy in [*COLD, *PLACED]:
-        swept = sweep([stream], [policy], every, COST, per_layer=per_layer, workers=1)
+        swept = sweep([stream], [policy], every, COST, workers=1, **options)
         for capacity, fast in zip(every, swept, strict=True):
-            slow = simulate(stream, policy, capacity, COST, per_layer=per_layer, events=True)
-            alone = simulate(stream, policy, capacity, COST, per_layer=per_layer)
+            slow = simulate(stream, policy, capacity, COST, events=True, **options)
+            alone = simulate(stream, policy, capacity, COST, **options)
             assert fast.row() == slow.row() == alone.row(), (policy, capacity)
 
 
@@ -207,9 +208,9 @@ def test_one_pass_and_simulator_agree_on_a_longer_trace(per_layer):
     stream = EventStream.of(small_trace(ids, 16, request=[token // 150 for token in range(600)]))
     every = [0, 1, 3, 4, 8, 15, 16] if per_layer else [0, 1, 5, 12, 30, 48]
     for policy in [*COLD, *PLACED, "decayed-lfu", "lfru", "windowed-lfu:window=100"]:
-        swept = sweep([stream], [policy], every, per_layer=per_layer, workers=1)
+        swept = sweep([stream], [policy], every, per_layer=per_layer, victim_agreement=False, workers=1)
         for capacity, fast in zip(every, swept, strict=True):
-            slow = simulate(stream, policy, capacity, per_layer=per_layer, events=True, victim_agreement=True)
-            alone = simulate(stream, policy, capacity, per_layer=per_layer, victim_agreement=True)
+            slow = simulate(stream, policy, capacity, per_layer=per_layer, events=True)
+            alone = simulate(stream, policy, capacity, per_layer=per_layer)
             assert alone.row() == slow.row(), (policy, capacity)
             assert fast.row() == {**slow.row(), "victim_agreement": None}, (policy, capacity)

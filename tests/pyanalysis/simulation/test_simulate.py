@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import pyanalysis
-from ggml_moecache.errors import ConfigError
-from pyanalysis import cost, simulate, sweep
+from ggml_moecache.errors import ConfigError, MoeCacheError
+from pyanalysis import capacity_for, cost, simulate, sweep
 from pyanalysis.simulation import EventStream, results_to_arrow
 from pyanalysis.simulation.capacity import slots_of
 from tests.pyanalysis.simulation.small import small_trace
@@ -105,7 +105,7 @@ def test_what_the_trace_does_not_know_is_not_guessed():
     with pytest.raises(ConfigError, match="clocked timing needs the bytes of an expert"):
         simulate(unknown, "lru", 1, COST, timing="clocked")
     assert simulate(unknown, "lru", 1).copy_bytes is None
-    with pytest.raises(ConfigError, match=r"layer 0 names expert 5, run\.json says 4 experts"):
+    with pytest.raises(ConfigError, match=r"layer 0 names expert 5, the trace says 4 experts"):
         EventStream.of(small_trace([[[5]]], 4))
 
 
@@ -158,7 +158,7 @@ def test_traces_without_batches_are_cut():
     assert log.offsets.tolist() == [0, 2, 4, 5, 6, 7, 8]
     assert log.phase.tolist() == [0, 0, 0, 1, 0, 1]
     assert log.request.tolist() == [0, 0, 0, 0, 1, 1]
-    with pytest.raises(ConfigError, match=r"batch_size must be at least 1 token\. Got 0"):
+    with pytest.raises(ConfigError, match=r"batch_size must be a whole number from 1 to 2\^63 - 1\. Got 0"):
         simulate(TRACE, "lru", 1, batch_size=0)
 
 
@@ -186,13 +186,16 @@ def test_the_log_names_layers_and_experts():
 
 def test_victim_agreement():
     """One slot in layer 0: each victim is the only one. With bypass nothing would be evicted for layer 1's expert 1."""
-    assert simulate(TRACE, "lru", 1, per_layer=True, victim_agreement=True).victim_agreement == 1
-    assert simulate(TRACE, "lru", "all", victim_agreement=True).victim_agreement is None
+    assert simulate(TRACE, "lru", 1, per_layer=True).victim_agreement == 1
+    assert simulate(TRACE, "lru", 1, per_layer=True, victim_agreement=False).victim_agreement is None
+    assert simulate(TRACE, "lru", "all", victim_agreement=False).victim_agreement is None
 
 
 def test_per_access_is_labelled_and_has_no_time():
     trace = small_trace([[[0, 1]], [[1, 0]]], 2)
-    atomic, single = (simulate(trace, "lru", 1, COST, mode=mode) for mode in ("event-atomic", "per-access"))
+    atomic, single = (
+        simulate(trace, "lru", 1, COST, timing="ideal", mode=mode) for mode in ("event-atomic", "per-access")
+    )
     assert (atomic.hits, single.hits) == (1, 1)
     assert (atomic.n_events, single.n_events) == (2, 4)
     assert single.mode == "per-access"
@@ -265,6 +268,59 @@ def test_results_become_arrow_tables():
     assert json.loads(json.dumps(results[0].row()))["time_per_token_ns"] == row["time_per_token_ns"]
 
 
+def test_paths_and_names_are_taken(tmp_path):
+    np.savez(tmp_path / "t.npz", ids=[[[0, 1]], [[1, 2]]], n_experts=4)
+    for path in (tmp_path / "t.npz", str(tmp_path / "t.npz")):
+        result = simulate(path, "lru", np.int64(2), "h200")
+        assert (result.hits, result.cost, result.timing, result.capacity) == (1, "h200", "clocked", "2")
+    assert simulate(tmp_path / "t.npz", "lru", 2).timing == "ideal"
+    assert simulate(tmp_path / "t.npz", "lru", np.array([2]), per_layer=True).slots == (2,)
+    swept = sweep(tmp_path / "t.npz", "lru, belady", "0:3")
+    assert [(r.policy, r.capacity) for r in swept] == [(p, c) for p in ("lru", "belady") for c in ("0", "1", "2")]
+    assert sweep([TRACE], ["lru"], 1)[0].capacity == "1"
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: simulate(5, "lru", 1), "a trace must be a Trace, an EventStream or the path of a trace. Got int"),
+        (lambda: simulate("no.npz", "lru", 1), "no.npz: does not exist"),
+        (lambda: simulate(TRACE, 5, 1), "policy must be the name of a policy. Got 5"),
+        (lambda: simulate(TRACE, "lru", 1.5), "must be a number of experts.*Got 1.5"),
+        (lambda: simulate(TRACE, "lru", None), "must be a number of experts.*Got None"),
+        (lambda: simulate(TRACE, "lru", 1, 5), "cost must be a CostModel, a file or one of h200, rtx-4060-ti. Got int"),
+        (lambda: simulate(TRACE, "lru", 1, "h100"), "'h100' is no cost model"),
+        (lambda: simulate(TRACE, "lru", 1, seed=2**63), r"seed must be a whole number from 0 to 2\^63 - 1"),
+        (lambda: simulate(TRACE, "lru", 1, seed=-1), r"seed must be a whole number from 0 to 2\^63 - 1. Got -1"),
+        (lambda: sweep(TRACE, "lru,", 1), "policies has an empty item"),
+        (lambda: sweep(TRACE, ["random", "random:seed=0"], 1), "which are the same policy"),
+        (lambda: sweep(TRACE, "lru", 1, workers=0), "workers must be a whole number from 1"),
+        (lambda: sweep(5, "lru", 1), "traces must be a list of traces or paths of traces. Got int"),
+        (lambda: sweep(TRACE, "lru", 1.5), "capacities must be a list, or one"),
+        (lambda: capacity_for(TRACE, "lru", 1.5), r"a target must be a hit rate in \(0, 1\]. Got 1.5"),
+    ],
+)
+def test_wrong_arguments_are_named(call, reason):
+    with pytest.raises(MoeCacheError, match=reason):
+        call()
+
+
+def test_ids_beyond_any_model_are_refused():
+    with pytest.raises(ConfigError, match="layer 0 would have 65,537 experts, the simulator takes at most 65,536"):
+        simulate(small_trace([[[65536]]], None), "lru", 1)
+
+
+def test_the_smallest_capacity_for_a_hit_rate():
+    """Layer 0: 0 1 0 2, layer 1: 0 0 1 0. LRU per layer hits 0 + 1 with one slot, 1 + 2 with two, and so with more."""
+    one, two, never = capacity_for(TRACE, "lru", [1 / 8, 3 / 8, 0.9], per_layer=True)
+    assert (one.capacity_experts, two.capacity_experts, never.capacity_experts) == (1, 2, None)
+    assert (two.hit_rate, two.exact, never.exact) == (3 / 8, True, True)
+    [some] = capacity_for(TRACE, "random", 1 / 8, [0, 8], per_layer=True)
+    assert (some.capacity_experts, some.hit_rate, some.exact) == (8, 3 / 8, False)
+    [every] = capacity_for(TRACE, "random", 1 / 8, per_layer=True)
+    assert (every.capacity_experts, every.exact) == (1, True)  # layer 1 hits its expert 0 at its second event
+
+
 def test_the_package_offers_both_by_name():
     assert pyanalysis.simulate is simulate
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
@@ -286,7 +342,16 @@ def test_a_cost_model_goes_through_its_file(tmp_path):
     [
         ({"cpu_miss_ns": -1}, "cpu_miss_ns: -1 is less than the minimum of 0"),
         ({"cpu_miss_ns": "20"}, "cpu_miss_ns: '20' is not of type 'number'"),
-        ({"copy_bandwidth_bytes_per_s": 0}, "copy_bandwidth_bytes_per_s: 0 is less than or equal to the minimum of 0"),
+        ({"copy_bandwidth_bytes_per_s": 0}, "copy_bandwidth_bytes_per_s: 0 is less than the minimum of 1"),
+        ({"cpu_miss_ns": float("nan")}, "cpu_miss_ns: NaN is not a finite number"),
+        ({"gpu_hit_ns": float("inf")}, "gpu_hit_ns: Infinity is not a finite number"),
+        ({"copy_latency_ns": float("-inf")}, "copy_latency_ns: -Infinity is not a finite number"),
+        ({"calibration": {"spread": [1.0, float("nan")]}}, r"calibration\.spread\.1: NaN is not a finite number"),
+        ({"other_layer_ns": 1e13}, r"other_layer_ns: 10000000000000\.0 is greater than the maximum"),
+        ({"cpu_event_ns": 10**400}, "cpu_event_ns: 10+ is greater than the maximum of 1000000000000.0"),
+        ({"copy_bandwidth_bytes_per_s": 1e16}, "copy_bandwidth_bytes_per_s: 1e.16 is greater than the maximum"),
+        ({"expert_bytes": 2**40}, "expert_bytes: 1099511627776 is greater than the maximum of 1099511627775"),
+        ({"expert_bytes": 1.5}, "expert_bytes: 1.5 is not of type 'integer', 'null'"),
         ({"sources": []}, r"sources: \[\]"),
         ({"gpu_hit": 1}, "'gpu_hit' was unexpected"),
         ({"format": {"name": "ggml_moecache cost model", "version": 2}}, "format.version: 1 was expected"),
@@ -306,6 +371,23 @@ def test_a_bad_cost_model_names_file_and_field(tmp_path, change, reason):
     del lacking["gpu_hit_ns"]
     path.write_text(json.dumps(lacking))
     with pytest.raises(ConfigError, match="'gpu_hit_ns' is a required property"):
+        cost.load(path)
+
+
+def test_a_cost_model_made_in_python_has_the_same_limits():
+    values = {name: getattr(COST, name) for name in COST.__dataclass_fields__}
+    for field, value in (("cpu_miss_ns", float("nan")), ("gpu_hit_ns", float("inf")), ("other_token_ns", 2e12)):
+        with pytest.raises(ConfigError, match=f"CostModel: {field}: "):
+            cost.CostModel(**{**values, field: value})
+    whole = cost.CostModel(**{**values, "expert_bytes": 2e6})
+    assert (whole.expert_bytes, type(whole.expert_bytes)) == (2_000_000, int)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000])
+def test_json_that_python_cannot_read_is_refused(tmp_path, text):
+    path = tmp_path / "cost.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cost.json: not a cost model: "):
         cost.load(path)
 
 

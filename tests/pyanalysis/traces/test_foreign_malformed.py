@@ -73,7 +73,7 @@ ROUTE = {
     "weight_partly_nan": (line(ROUTE_TRACE, 8, "0,0,1,0,0,5,nan,0,0"), 8,
                           "weight is nan for some experts of the event only"),
     "slot_skipped": (line(ROUTE_TRACE, 12, None), 12, "wrong count: slot is 1, this row is number 0 of its event"),
-    "wrong_count": (line(ROUTE_TRACE, 13, None), 12, "wrong count: expert_ids has 1 ids, run.json's top_k is 2"),
+    "wrong_count": (line(ROUTE_TRACE, 13, None), 12, "wrong count: expert_ids has 1 ids, the trace's top_k is 2"),
     "id_out_of_range": (line(ROUTE_TRACE, 8, "0,0,1,0,0,8,0.5,0,0"), 8,
                         "expert id 8 is out of range: layer 0 has 8 experts"),
     "repeated_id": (line(ROUTE_TRACE, 9, "0,0,1,0,1,5,0.5,0,0"), 8, "expert id 5 is repeated in the event"),

@@ -86,10 +86,10 @@ EVENTS = {
     "run_of_another": ([{**r, "run_id": "run-2"} for r in logs.base_log()], None,
                        "run_id is 'run-2', run.json's is 'run-1': log and run.json are of two runs"),
     "wrong_count": (changed(4, expert_ids=[1], router_weights=[1]), 4,
-                    "wrong count: expert_ids has 1 ids, run.json's top_k is 2"),
+                    "wrong count: expert_ids has 1 ids, the trace's top_k is 2"),
     "two_models": ([*logs.base_events()[:6], *[{**e, "expert_ids": [0, 1, 2], "router_weights": None}
                                                for e in logs.base_events()[6:]], end()], 7,
-                   "wrong count: expert_ids has 3 ids, run.json's top_k is 2"),
+                   "wrong count: expert_ids has 3 ids, the trace's top_k is 2"),
     "id_out_of_range": (changed(6, expert_ids=[0, 5]), 6, "expert id 5 is out of range: layer 1 has 5 experts"),
     "repeated_id": (changed(6, expert_ids=[3, 3]), 6, "expert id 3 is repeated in the event"),
     "unsorted_tokens": ([logs.base_log()[i] for i in (1, 0, *range(2, 11))], 2,
@@ -294,8 +294,8 @@ NPZ = {
                     "layers has layer 3 twice, in columns 0 and 1"),
     "hole_within": ({"ids": np.where(IDS == 2, -1, IDS), "n_experts": 4},
                     "ids[0, 1, 0] is -1 (not recorded), but an id"),
-    "id_out_of_range": ({"ids": IDS, "n_experts": 3}, "expert id 3 is out of range: layer 1 has 3 experts"),
-    "repeated_id": ({"ids": IDS * 0, "n_experts": 4}, "expert id 0 is repeated in the event"),
+    "id_out_of_range": ({"ids": IDS, "n_experts": 3}, r"ids[0, 1, 1] is 3, out of range: n_experts is 3"),
+    "repeated_id": ({"ids": IDS * 0, "n_experts": 4}, r"ids[0, 0, 1] is 0, which stands before it in the event"),
 }  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""Session: stopped, exported, imported, gone on with. One layer, one slot, LRU over 0 1 1 0; values by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+
+from ggml_moecache.errors import ConfigError
+from pyanalysis.simulation import Session, SessionCounts
+from tests.pyanalysis.simulation.small import small_trace
+from tests.pyanalysis.simulation.test_simulate import COST
+
+TRACE = small_trace([[[0]], [[1]], [[1]], [[0]]], 4, expert_bytes=[100])
+
+
+def test_a_session_goes_on_where_another_was_exported():
+    first = Session(TRACE, "lru", 1)
+    first.run(until_event=2)
+    assert (first.next_event, first.n_events, first.policy) == (2, 4, "lru")
+    assert first.content() == [(0, "exps", 1)]
+    assert first.counts() == SessionCounts(accesses=2, hits=0, admissions=2, evictions=1, copies_late=0)
+    state = pickle.loads(pickle.dumps(first.export_state()))  # noqa: S301 - our own
+    second = Session(TRACE, "lru", 1)
+    second.import_state(state)
+    assert second.next_event == 2
+    second.run()
+    # Token 3 finds expert 1, token 4 evicts it for 0: one hit, one admission since the import.
+    assert second.counts() == SessionCounts(accesses=2, hits=1, admissions=1, evictions=1, copies_late=0)
+    assert second.content() == [(0, "exps", 0)]
+    first.run(3)
+    assert first.counts().hits == 1  # the exported session goes on as well
+
+
+def test_a_copy_in_flight_at_the_export_is_resident_after_the_import():
+    """A copy takes 10 ns + 100 bytes at 1 byte/ns, a token at most 3 + 31: expert 1 is still on its way at token 3."""
+    cost = dataclasses.replace(COST, copy_bandwidth_bytes_per_s=1e9)
+    whole, first, second = (Session(TRACE, "lru", 1, cost) for _ in range(3))
+    whole.run()
+    assert (whole.counts().hits, whole.content()) == (0, [(0, "exps", 0)])
+    first.run(2)
+    second.import_state(first.export_state())
+    second.run()
+    assert (second.counts().hits, second.content()) == (1, whole.content())  # the same decisions, one hit more
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"policy": "random"}, "the state's policy is random, this session's is lru"),
+        ({"slots": (2,)}, r"the state's slots is \(2,\), this session's is \(1,\)"),
+        ({"per_layer": True}, "the state's per_layer is True"),
+        ({"next_event": [5]}, "goes on with event 5, the trace has 4"),
+        ({"content": [7]}, "content"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, reason):
+    first = Session(TRACE, "lru", 1)
+    first.run(2)
+    state = first.export_state()
+    arrays = {name: np.array(value) for name, value in change.items() if name in state.arrays}
+    fields = {name: value for name, value in change.items() if name not in state.arrays}
+    bad = dataclasses.replace(state, arrays={**state.arrays, **arrays}, **fields)
+    session = Session(TRACE, "lru", 1)
+    with pytest.raises(ConfigError, match=reason):
+        session.import_state(bad)
+    assert session.next_event == 0
+    session.run()
+    assert session.counts() == SessionCounts(accesses=4, hits=1, admissions=3, evictions=2, copies_late=0)
+    with pytest.raises(ConfigError, match="a state is imported before the first event is replayed"):
+        session.import_state(state)
+
+
+def test_what_lies_outside_of_the_trace_is_refused():
+    session = Session(TRACE, "lru", 1)
+    with pytest.raises(ConfigError, match="no state to export before the first event"):
+        session.export_state()
+    session.run(3)
+    for until in (2, 5):
+        with pytest.raises(ConfigError, match=f"until_event must be from 3, the next event, to 4.*Got {until}"):
+            session.run(until)
