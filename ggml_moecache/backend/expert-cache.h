@@ -89,14 +89,14 @@ public:
     void     launched();                                                  // the device's part has been handed over
 
     // --- for the routing log ---
-    void                 begin_graph() { graphs++; }
-    uint64_t             n_graphs() const { return graphs; }
-    void                 keep_records() { recording = true; }
-    bool                 keeps_records() const { return recording; }
-    void                 add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns);
-    const cache_record & record(uint32_t column) const { return records[column]; } // of the last event
-    const copy_report &  report(uint32_t column) const { return reports[column]; } // of the one before
-    int                  column_index(int layer, int family) const;                // -1: none
+    void                                  begin_graph() { graphs++; }
+    uint64_t                              n_graphs() const { return graphs; }
+    void                                  keep_records() { recording = true; }
+    bool                                  keeps_records() const { return recording; }
+    void                                  add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns);
+    const cache_record &                  record(uint32_t column) const { return records[column]; } // of the last event
+    const copy_report &                   report(uint32_t column) const { return reports[column]; } // of the one before
+    int                                   column_index(int layer, int family) const;                // -1: none
     std::shared_ptr<const cache_geometry> geometry_copy() const { return std::make_shared<cache_geometry>(geometry); }
 
     // --- figures ---

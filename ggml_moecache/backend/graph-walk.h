@@ -5,7 +5,7 @@
 // operations") and every operation on a path between two of them (biases, scales, clamps, activations, adapters). So a
 // form nobody has seen yet is computed correctly, and what comes after the last expert operation stays on the device.
 //
-// The walk allocates; it is done once per graph of the scheduler (see backend.cpp), not per token.
+// The walk allocates; it is done once per graph of the scheduler (see moe-op.cpp), not per token.
 #pragma once
 
 #include "backend/ggml-internal.h"

@@ -1,0 +1,307 @@
+#include "backend/graph-compute.h"
+
+#include "core/expert-name.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace moecache {
+
+// --- status -----------------------------------------------------------------------------------------------------------------------
+
+void write_status_file(backend_context * context) {
+    if (context->settings.status_file.empty() || context->file_failed) {
+        return;
+    }
+    const std::string error = status_write(context->settings.status_file);
+    if (!error.empty()) {
+        context->file_failed = true;
+        context->status->add_fallback(reason::status_file);
+        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::status_file), error.c_str());
+    }
+}
+
+static void announce(backend_context * context, const context_facts & facts) {
+    context->announced = true;
+    context->status->update(facts);
+    // llama.cpp's programs hide INFO of backends by default
+    GGML_LOG_WARN("%s\n", context->status->status_line().c_str());
+    write_status_file(context);
+}
+
+// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation
+// must end.
+static bool fall_back(backend_context * context, reason why, const std::string & detail) {
+    const bool first = context->status->add_fallback(why);
+    if (context->settings.require) {
+        context->failed = true;
+        GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(),
+                       detail.empty() ? "" : " - ", reason_text(why));
+        return false;
+    }
+    if (first && why != reason::no_room && why != reason::no_cache) { // that one is the status line
+        GGML_LOG_WARN("moecache: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
+                      reason_text(why));
+    }
+    return true;
+}
+
+static expert_placement placement_of(backend_context * context, const ggml_cgraph * graph) {
+    const device_context * device    = device_get(context->dev);
+    const resident_set &   residents = context->moe->residents;
+    return place_experts(
+        graph,
+        [device](const ggml_tensor * weight) {
+            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
+        },
+        [&residents](const ggml_tensor * weight) { return residents.find(weight) != nullptr; });
+}
+
+static context_facts current_facts(backend_context * context, const expert_placement & placement) {
+    device_context * device    = device_get(context->dev);
+    context_facts    facts     = context->status->facts();
+    facts.n_experts            = placement.n_experts;
+    const expert_cache * cache = context->moe->cache.get();
+    facts.n_resident           = cache != nullptr ? cache->n_slots() : placement.n_resident;
+    facts.n_layers             = placement.n_layers;
+    facts.n_layers_elsewhere   = placement.n_elsewhere;
+    facts.store_bytes          = device->store_bytes;
+    facts.store_pinned_bytes   = device->store_pinned_bytes;
+    facts.resident_bytes       = cache != nullptr ? cache->size_bytes() : context->moe->residents.bytes();
+    facts.policy               = cache != nullptr ? cache->policy_name() : "";
+    return facts;
+}
+
+// --- capacity `all` -----------------------------------------------------------------------------------------------------------------
+
+// Whether the device below can multiply with `weight`: asked as llama.cpp's loader does it.
+static bool inner_can_multiply(backend_context * context, const ggml_tensor * weight) {
+    ggml_context * ctx = ggml_init({ 4 * ggml_tensor_overhead(), nullptr, /* no_alloc = */ true });
+    if (ctx == nullptr) {
+        return false;
+    }
+    ggml_tensor copy  = *weight;
+    copy.buffer       = nullptr; // as if it were anywhere
+    ggml_tensor * x   = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, weight->ne[0], 1, 1);
+    ggml_tensor * ids = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, 1);
+    const bool can = ggml_backend_dev_supports_op(device_get(context->dev)->inner, ggml_mul_mat_id(ctx, &copy, x, ids));
+    ggml_free(ctx);
+    return can;
+}
+
+// Bring the weights of the whole model graph to the device. Returns false when the computation must end.
+static bool make_resident(backend_context * context, const ggml_cgraph * graph) {
+    std::vector<const ggml_tensor *> wanted;
+    uint64_t                         wanted_bytes = 0;
+    for (const ggml_tensor * weight : placement_of(context, graph).stored) {
+        if (context->moe->residents.find(weight) != nullptr || context->refused.count(weight->data) != 0) {
+            continue;
+        }
+        if (!inner_can_multiply(context, weight)) {
+            context->refused.insert(weight->data);
+            if (!fall_back(context, reason::unsupported_type, weight->name)) {
+                return false;
+            }
+            continue;
+        }
+        wanted.push_back(weight);
+        wanted_bytes += ggml_nbytes(weight);
+    }
+    uint64_t                         copied_bytes = 0;
+    std::vector<const ggml_tensor *> copied;
+    if (!context->moe->residents.add(context->dev, context->inner, wanted, copied_bytes, copied)) {
+        context->all_refused = true;
+        size_t free          = 0;
+        size_t total         = 0;
+        ggml_backend_dev_memory(context->dev, &free, &total);
+        char detail[160];
+        snprintf(detail, sizeof(detail), "%.1f MiB of experts do not fit on %s (%.1f of %.1f MiB free)",
+                 wanted_bytes / 1048576.0, device_get(context->dev)->name.c_str(), free / 1048576.0, total / 1048576.0);
+        context_facts facts = current_facts(context, placement_of(context, graph));
+        facts.state         = context_state::inactive;
+        facts.why           = reason::no_room;
+        facts.detail        = detail;
+        announce(context, facts);
+        return fall_back(context, reason::no_room, detail);
+    }
+    for (const ggml_tensor * weight : copied) { // an expert counts once, although it has several weights
+        expert_name name;
+        const bool  counts = expert_name_parse(weight->name, name) && name.role == expert_role::down;
+        context->status->counters.n_copies += counts ? static_cast<uint64_t>(weight->ne[2]) : 0;
+    }
+    context->status->counters.copy_bytes += copied_bytes;
+    context->moe->forget_plans();
+    return true;
+}
+
+// --- capacities in between --------------------------------------------------------------------------------------------------------
+
+// Make the cache. Returns false when the computation must end.
+static bool make_cache(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+    uint32_t n_used = 0;
+    for (const moe_block & block : plan.walk.blocks) {
+        n_used = std::max(n_used, static_cast<uint32_t>(block.ids->ne[0]));
+    }
+    cache_request request { context->dev, context->inner, context->settings, n_used };
+    std::string   why;
+    context->cache_tried = true;
+    context->moe->cache  = expert_cache::make(request, placement_of(context, graph).stored, why);
+    context->moe->forget_plans();
+    if (context->moe->cache == nullptr) {
+        context_facts facts = current_facts(context, placement_of(context, graph));
+        facts.state         = context_state::inactive;
+        facts.why           = reason::no_cache;
+        facts.detail        = why;
+        announce(context, facts);
+        return fall_back(context, reason::no_cache, why);
+    }
+    if (context->log != nullptr) {
+        context->moe->cache->keep_records();
+    }
+    return why.empty() || fall_back(context, reason::fewer_slots, why);
+}
+
+// --- compute ------------------------------------------------------------------------------------------------------------------------
+
+static bool announce_active(backend_context * context, const ggml_cgraph * graph) {
+    context_facts facts = current_facts(context, placement_of(context, graph));
+    facts.state         = context_state::active;
+    announce(context, facts);
+    // Only where there is something to pin for: the stand-in has no such memory.
+    const bool can_pin = ggml_backend_dev_host_buffer_type(device_get(context->dev)->inner) != nullptr;
+    if (!can_pin || facts.store_pinned_bytes == facts.store_bytes) {
+        return true;
+    }
+    return fall_back(context, facts.store_pinned_bytes == 0 ? reason::not_pinned : reason::partly_pinned, "");
+}
+
+// MoE blocks may be in another part of the graph (an eval callback's, a split's): then wait for it.
+static void announce_without_blocks(backend_context * context, const ggml_cgraph * graph) {
+    const expert_placement placement = placement_of(context, graph);
+    if (placement.n_experts != 0 || (!placement.whole && placement.n_elsewhere == 0)) {
+        return;
+    }
+    context_facts facts = current_facts(context, placement);
+    facts.state         = context_state::inactive;
+    facts.why           = placement.n_elsewhere > 0 ? reason::experts_elsewhere : reason::no_expert_tensors;
+    announce(context, facts);
+}
+
+// Programs that call llama_set_warmup route every token of their first graph (two of an encoder and decoder) to all
+// experts. A model whose top-k is all its experts does so always: then nothing is a warm-up.
+static bool is_warmup(backend_context * context, const graph_plan & plan) {
+    const bool at_the_start = context->status->counters.n_graphs == 0 && context->status->counters.n_warmup_graphs < 2;
+    return plan.warmup && at_the_start && plan.walk.blocks.front().n_tokens <= 2;
+}
+
+// The cache counts for itself; the status is told after every graph.
+static void count_cache(backend_context * context) {
+    moe_op & moe = *context->moe;
+    if (moe.cache == nullptr) {
+        return;
+    }
+    context_counters &     counters = context->status->counters;
+    const cache_counters & cache    = moe.cache->counters();
+    counters.n_hits += std::exchange(moe.n_shared_hits, 0);
+    counters.n_misses += std::exchange(moe.n_shared_misses, 0);
+    counters.n_copies      = cache.admissions;
+    counters.copy_bytes    = cache.copy_bytes;
+    counters.n_evictions   = cache.evictions;
+    counters.n_copies_late = cache.copies_late;
+}
+
+static void count(backend_context * context, const graph_plan & plan) {
+    context_counters & counters = context->status->counters;
+    // A ubatch may reach us in several parts (layers on the CPU between, an eval callback): it is one graph all the
+    // same.
+    const bool new_ubatch = plan.counts.first_layer >= 0 && plan.counts.first_layer <= context->last_layer;
+    context->last_layer   = plan.counts.last_layer >= 0 ? plan.counts.last_layer : context->last_layer;
+    if (is_warmup(context, plan)) {
+        counters.n_warmup_graphs += new_ubatch;
+        return;
+    }
+    counters.n_graphs += new_ubatch;
+    counters.n_events += plan.counts.n_events;
+    counters.n_hits += plan.counts.n_hits;
+    counters.n_misses += plan.counts.n_misses;
+    counters.n_partial_blocks += plan.counts.n_partial_blocks;
+    counters.n_unknown_blocks += plan.counts.n_unknown_blocks;
+    counters.n_whole_blocks += plan.counts.n_whole_blocks;
+    count_cache(context);
+}
+
+// Returns false when the computation must end.
+static bool record(backend_context * context, graph_plan & plan, const ggml_cgraph * graph, bool warmup) {
+    if (context->log == nullptr || warmup) {
+        return true;
+    }
+    const std::string error = context->log->computed(plan, graph, context->moe->cache.get());
+    if (error.empty()) {
+        return true;
+    }
+    return fall_back(context, reason::log_file, error);
+}
+
+// Weights that the device may get: not on it yet, and not refused.
+static bool lacks_copies(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
+    return std::any_of(plan.walk.ops.begin(), plan.walk.ops.end(), [&](const expert_op & op) {
+        return op.on_host && context->refused.count(graph->nodes[op.node]->src[0]->data) == 0;
+    });
+}
+
+// Prepare the plan of `graph`: residents first, when it is time for them. nullptr when the computation must end.
+static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
+    graph_plan * plan = context->moe->plan(graph);
+    if (plan != nullptr && context->settings.capacity.partial() && !context->cache_tried &&
+        !plan->walk.blocks.empty() && !is_warmup(context, *plan)) {
+        return make_cache(context, *plan, graph) ? context->moe->plan(graph) : nullptr;
+    }
+    const bool wants_copies =
+        plan != nullptr && context->settings.capacity.all() && !context->all_refused && !is_warmup(context, *plan);
+    if (!wants_copies || !lacks_copies(context, *plan, graph)) {
+        return plan;
+    }
+    if (!make_resident(context, graph)) {
+        return nullptr;
+    }
+    if (context->announced && !context->all_refused) { // an adapter, say: no second line, but the truth
+        context_facts facts = current_facts(context, placement_of(context, graph));
+        context->status->update(facts);
+    }
+    return context->moe->plan(graph);
+}
+
+enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
+    graph_plan * plan = context->failed ? nullptr : prepare(context, graph);
+    if (plan == nullptr) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
+    const bool warmup = is_warmup(context, *plan);
+    if (!context->announced && !warmup) {
+        if (plan->walk.blocks.empty()) {
+            announce_without_blocks(context, graph);
+        } else if (!announce_active(context, graph)) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    if (plan->counts.n_partial_blocks > 0 && !fall_back(context, reason::partial_block, "")) {
+        return GGML_STATUS_FAILED;
+    }
+    if (plan->counts.n_whole_blocks > 0 && !fall_back(context, reason::whole_block, "")) {
+        return GGML_STATUS_FAILED;
+    }
+    if (plan->counts.n_unknown_blocks > 0 && !fall_back(context, reason::unknown_block, "")) {
+        return GGML_STATUS_FAILED;
+    }
+    const enum ggml_status status = context->moe->run(*plan, graph);
+    if (status == GGML_STATUS_FAILED && context->moe->host.is_broken()) {
+        fall_back(context, reason::host_backend, "");
+    }
+    if (status == GGML_STATUS_SUCCESS && !plan->walk.blocks.empty()) {
+        count(context, *plan);
+        return record(context, *plan, graph, warmup) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+    }
+    return status;
+}
+
+} // namespace moecache
