@@ -24,7 +24,7 @@ def cost(**changes) -> CostModel:
         "gpu_hit_ns": 1,
         "other_layer_ns": 100,
         "copy_latency_ns": 0,
-        "copy_bandwidth_bytes_per_s": 1e15,
+        "copy_bandwidth_bytes_per_s": 1e14,
     }
     return CostModel(**(values | changes))
 

@@ -83,7 +83,7 @@ def test_caching_does_not_pay():
 
 def test_copies_that_never_arrive():
     """Then only what was placed beforehand hits, and adaptive loses on the trace on which it won."""
-    decision = decided({"a": adaptive_wins()}, cost(copy_bandwidth_bytes_per_s=1e-3), adaptive=("lru",))
+    decision = decided({"a": adaptive_wins()}, cost(copy_bandwidth_bytes_per_s=8.0), adaptive=("lru",))
     assert cell_of(decision, 25).saved["adaptive"].value == 0
     assert cell_of(decision, 25).saved["static"].value == pytest.approx(175.25 / 200 - 1)
     assert (decision.groups[0].verdict.outcome, decision.recommended) == ("static", "static")
