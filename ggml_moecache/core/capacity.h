@@ -1,5 +1,6 @@
-// Capacities as users write them - 12, 25%, 2GiB, all - as slots of each budget. The runtime and the simulator share
-// this code, so that the same text means the same cache.
+// Capacities as users write them - 12, 25%, 2GiB, all - as slots of each budget, for the runtime. The simulator's front
+// end (pyanalysis/simulation/capacity.py) has the same rules, and lists and ranges beside them; the runtime's tests
+// compare.
 #pragma once
 
 #include "core/cache-geometry.h"

@@ -17,7 +17,7 @@ static const variable_info table[] = {
     { "GGML_MOECACHE_PER_LAYER", "0", "0 or 1",
       "1: every layer has slots of its own; a capacity in experts or percent is then of each layer. 0: all layers share." },
     { "GGML_MOECACHE_POLICY", default_policy, "a policy, name:parameter=value:...",
-      "Which experts get the slots. `moecache simulate --policies` lists them." },
+      "Which experts get the slots. `moecache simulate --list-policies` lists them." },
     { "GGML_MOECACHE_SYNC", "0", "0 or 1",
       "1: wait for every copy before the next layer, so that a run can be repeated byte for byte. For tests; slow." },
     { "GGML_MOECACHE_RESERVE_MIB", "512", "a whole number of MiB",
@@ -90,6 +90,10 @@ static std::string check(const variable_info & info, const std::string & value) 
         if (spec.info->needs_future || spec.info->per_access_only) {
             return std::string(info.name) + " must be a policy that can run. Got '" + value +
                    "', which needs to see the whole trace or single accesses, instead.";
+        }
+        if (std::strcmp(spec.info->name, "request-lfu") == 0) { // it would silently be cumulative-lfu
+            return std::string(info.name) + " must be a policy that can run. Got '" + value +
+                   "', which needs to know where requests begin, instead: only the routing log knows that yet.";
         }
     } else if (std::strcmp(info.name, "GGML_MOECACHE_RESERVE_MIB") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_STANDIN_COPY_MIB_S") == 0) {
