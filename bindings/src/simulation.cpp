@@ -1,4 +1,5 @@
 // bindings/src/simulation.cpp: the policy table, event streams and the simulator.
+#include "core/capacity.h"
 #include "core/policies/table.h"
 #include "core/sim/sweep.h"
 
@@ -110,6 +111,17 @@ static std::vector<std::tuple<uint32_t, uint64_t>> budgets(const std::vector<col
         result.emplace_back(geometry.items_of_budget[budget], geometry.columns[column].expert_bytes);
     }
     return result;
+}
+
+static std::vector<uint32_t> capacity_slots(const std::vector<column_tuple> & columns, bool per_column,
+                                            const std::string & text) {
+    capacity_setting capacity;
+    require(capacity_setting::parse(text, capacity) && capacity.kind != capacity_kind::automatic ?
+                "" :
+                "capacity must be a number of experts, a share, a size, or all. Got '" + text + "' instead.");
+    std::vector<uint32_t> slots;
+    require(capacity.slots(cache_geometry::make(columns_of(columns), per_column), per_column, 0, slots));
+    return slots;
 }
 
 static std::vector<sim_result> simulate(const bound_stream & s, bool per_column, const std::string & policy,
@@ -284,6 +296,8 @@ void bind_simulation(nb::module_ & m) {
         .def("decode", [](const bound_stream & s) { return array_of(s.stream.decode); });
     m.def("budgets", &budgets, nb::arg("columns"), nb::arg("per_column"),
           "(experts, bytes of an expert or 0) of each budget.");
+    m.def("capacity_slots", &capacity_slots, nb::arg("columns"), nb::arg("per_column"), nb::arg("text"),
+          "Slots of each budget at a capacity as the runtime reads it. Raises ValueError.");
     m.def(
         "one_pass",
         [](const bound_stream & s, bool per_column, const std::string & policy, const sim_options & options) {

@@ -77,6 +77,9 @@ static std::vector<uint32_t> apportion(uint64_t number, const std::vector<uint32
     return slots;
 }
 
+// Experts times bytes: 2^20 of 2^40 bytes, times a number of experts again.
+__extension__ typedef unsigned __int128 wide;
+
 // Bytes of an expert of each budget.
 static std::vector<uint64_t> sizes_of(const cache_geometry & geometry) {
     std::vector<uint64_t> sizes(geometry.n_budgets(), 0);
@@ -105,7 +108,7 @@ static std::vector<uint32_t> fill(const cache_geometry & geometry, bool per_colu
     }
     uint64_t left = bytes;
     for (size_t i = 0; i < experts.size(); i++) {
-        slots[i] = static_cast<uint32_t>(experts[i] * bytes / total); // fits: 2^17 experts of 2^46 bytes together
+        slots[i] = static_cast<uint32_t>(static_cast<wide>(experts[i]) * bytes / total);
         left -= slots[i] * sizes[i];
     }
     for (size_t i = 0; i < experts.size(); i++) {

@@ -1,6 +1,5 @@
-// Capacities as users write them - 12, 25%, 2GiB, all - as slots of each budget, for the runtime. The simulator's front
-// end (pyanalysis/simulation/capacity.py) has the same rules, and lists and ranges beside them; the runtime's tests
-// compare.
+// Capacities as users write them - 12, 25%, 2GiB, all - as slots of each budget. Runtime and simulator call this code,
+// so the same text means the same cache (`auto` is the runtime's alone).
 #pragma once
 
 #include "core/cache-geometry.h"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +14,6 @@ if TYPE_CHECKING:
 
     from pyanalysis.simulation.stream import EventStream
 
-_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)(KiB|MiB|GiB|TiB)")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 _RULE = "capacity must be a number of experts, all, a share like 5%, a size like 2GiB, or a list of numbers"
 
 
@@ -70,20 +65,25 @@ def slots_of(stream: EventStream, capacity: int | str | Sequence[int], *, per_la
         return _given(list(capacity), experts)
     if not isinstance(capacity, (int, str)):
         raise ConfigError(f"{_RULE}. Got {capacity!r} instead.")
-    if isinstance(capacity, str) and capacity.isascii() and capacity.isdigit():
-        capacity = int(capacity)
-    if isinstance(capacity, bool) or (isinstance(capacity, int) and capacity < 0):
+    text = str(capacity)
+    if text.endswith("%") and not _native.is_capacity(text) and text[:-1].replace(".", "", 1).isdigit():
+        raise ConfigError(f"capacity must be a share in (0%, 100%]. Got '{text}' instead.")
+    if isinstance(capacity, bool) or text == "auto" or not _native.is_capacity(text):
         raise ConfigError(f"{_RULE}. Got {capacity!r} instead.")
-    if isinstance(capacity, int):
-        return _number(capacity, experts, per_layer=per_layer)
-    if capacity == "all":
-        return tuple(experts)
-    if match := _PERCENT.fullmatch(capacity):
-        return _share(stream, float(match[1]), experts)
-    if match := _SIZE.fullmatch(capacity):
-        n_bytes = math.floor(float(match[1]) * _UNITS[match[2]])
-        return _size(stream, capacity, n_bytes, budgets, per_layer=per_layer)
-    raise ConfigError(f"{_RULE}. Got {capacity!r} instead.")
+    if text.endswith("%") and not stream.experts_known:
+        raise ConfigError(
+            f"{stream.trace}: a capacity in percent needs the number of experts, which the trace does not tell; "
+            "give the capacity as a number, or add it with moecache trace convert --experts N"
+        )
+    if text.endswith("B") and any(size == 0 for _, size in budgets):
+        raise ConfigError(
+            f"{stream.trace}: capacity {text} needs the bytes of an expert, which neither the trace nor the cost model "
+            "tells; give it as a number"
+        )
+    try:
+        return tuple(_native.capacity_slots(list(stream.columns), per_layer, text))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _given(slots: list[int], experts: list[int]) -> tuple[int, ...]:
@@ -93,56 +93,3 @@ def _given(slots: list[int], experts: list[int]) -> tuple[int, ...]:
         if isinstance(slot, bool) or not isinstance(slot, (int, np.integer)) or not 0 <= slot <= most:
             raise ConfigError(f"capacity {index} must be a number of experts from 0 to {most}. Got {slot!r} instead.")
     return tuple(map(int, slots))
-
-
-def _number(number: int, experts: list[int], *, per_layer: bool) -> tuple[int, ...]:
-    most = max(experts) if per_layer else sum(experts)
-    if number > most:
-        where = "of a layer" if per_layer else "of all layers"
-        raise ConfigError(f"capacity must be at most the {most} experts {where}. Got {number} instead.")
-    if per_layer:
-        return tuple(min(number, n) for n in experts)
-    return _apportion(number, experts)
-
-
-def _apportion(number: int, experts: list[int]) -> tuple[int, ...]:
-    """`number` slots in proportion to `experts`; the rest goes to the largest remainders, earlier ones first."""
-    total = sum(experts)
-    slots = [number * n // total for n in experts]
-    remainders = sorted(range(len(experts)), key=lambda i: (-(number * experts[i] % total), i))
-    for index in remainders[: number - sum(slots)]:
-        slots[index] += 1
-    return tuple(slots)
-
-
-def _share(stream: EventStream, percent: float, experts: list[int]) -> tuple[int, ...]:
-    if not 0 < percent <= 100:  # noqa: PLR2004 - per cent
-        raise ConfigError(f"capacity must be a share in (0%, 100%]. Got '{percent:g}%' instead.")
-    if not stream.experts_known:
-        raise ConfigError(
-            f"{stream.trace}: a capacity in percent needs the number of experts, which the trace does not tell; "
-            "give the capacity as a number, or add it with moecache trace convert --experts N"
-        )
-    return tuple(max(1, math.floor(n * percent / 100 + 0.5)) for n in experts)
-
-
-def _size(
-    stream: EventStream, text: str, n_bytes: int, budgets: list[tuple[int, int]], *, per_layer: bool
-) -> tuple[int, ...]:
-    if any(size == 0 for _, size in budgets):
-        raise ConfigError(
-            f"{stream.trace}: capacity {text} needs the bytes of an expert, which neither the trace nor the cost model "
-            "tells; give it as a number"
-        )
-    if per_layer:
-        return tuple(min(n, n_bytes // len(budgets) // size) for n, size in budgets)
-    total = sum(n * size for n, size in budgets)
-    if n_bytes >= total:
-        return tuple(n for n, _ in budgets)
-    slots = [n * n_bytes // total for n, _ in budgets]
-    left = n_bytes - sum(slot * size for slot, (_, size) in zip(slots, budgets, strict=True))
-    for index, (n, size) in enumerate(budgets):
-        more = min(n - slots[index], left // size)
-        slots[index] += more
-        left -= more * size
-    return tuple(slots)

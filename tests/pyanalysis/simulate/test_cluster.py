@@ -73,16 +73,16 @@ def test_workers_that_die_are_one_message(trace, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="the extra 'distributed' is not installed")
     dask = pytest.importorskip("dask", reason="the extra 'distributed' is not installed")
     monkeypatch.setattr("pyanalysis.simulation.cluster._task", _dies)
-    closed = []
-    close = distributed.Client.close
-    monkeypatch.setattr(distributed.Client, "close", lambda self, *a, **k: closed.append(self) or close(self, *a, **k))
+    made = []
+    make = distributed.Client.__init__
+    monkeypatch.setattr(distributed.Client, "__init__", lambda self, *a, **k: made.append(self) or make(self, *a, **k))
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         pytest.raises(BackendError, match=r"the Dask cluster at 'tcp://.*' failed: KilledWorker: "),
     ):
         sweep_on_cluster(cluster.scheduler_address, [trace], ["lru"], [1])
-    assert len(closed) == 1
+    assert [client.status for client in made] == ["closed"]
 
 
 def test_no_scheduler_there(trace, monkeypatch):
