@@ -126,11 +126,6 @@ private:
 
 } // namespace
 
-size_t slot_map::parts(const copy_request & copy, std::array<expert_part, n_expert_roles> & out) const {
-    const uint32_t column = geometry->column_of_item[copy.item];
-    return pools->parts(column, geometry->expert_of_item(copy.item), places[copy.slot], out);
-}
-
 std::unique_ptr<slot_transfer> make_device_transfer(ggml_backend_dev_t dev, ggml_backend_t inner, const slot_map & map,
                                                     std::string & why) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device_get(dev)->inner);

@@ -73,7 +73,7 @@ struct segment_kinds {
 
 // A block whose experts have slots is shared between the device and the CPU, if it works row by row.
 static void share_block(graph_plan & plan, ggml_cgraph * graph, const moe_block & block, const expert_cache & cache,
-                        const device_context * device, const weight_mirror & mirror, segment_kinds & kinds) {
+                        const weight_mirror & mirror, segment_kinds & kinds) {
     if (!block.on_host || block.n_rows == 0 || block.n_tokens > expert_cache::max_tokens ||
         !cache.has_slots(block, plan.walk, graph)) {
         return;
@@ -81,7 +81,7 @@ static void share_block(graph_plan & plan, ggml_cgraph * graph, const moe_block 
     const int    column = block.complete && block.known ? cache.column_of(block, plan.walk, graph) : -1;
     plan_segment segment;
     if (column >= 0 && stands_alone(plan.walk, block)) {
-        segment.rows = missed_rows::make(graph, block.first, block.last, block.ids, device, mirror);
+        segment.rows = missed_rows::make(graph, block.first, block.last, block.ids, mirror);
     }
     if (segment.rows == nullptr) {
         plan.counts.n_whole_blocks++;
@@ -131,7 +131,7 @@ void plan_build(graph_plan & plan, ggml_cgraph * graph, const resident_set & res
     for (const moe_block & block : plan.walk.blocks) {
         const size_t n_shared = kinds.shared.size();
         if (cache != nullptr && !plan.warmup) {
-            share_block(plan, graph, block, *cache, device, mirror, kinds);
+            share_block(plan, graph, block, *cache, mirror, kinds);
         }
         count_block(plan, graph, block, kinds.shared.size() > n_shared, plan.counts);
     }

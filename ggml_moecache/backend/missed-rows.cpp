@@ -157,7 +157,7 @@ static bool needed_outside(const ggml_cgraph * graph, int first, int last, int i
 }
 
 std::unique_ptr<missed_rows> missed_rows::make(ggml_cgraph * graph, int first, int last, const ggml_tensor * ids,
-                                               const device_context * device, const weight_mirror & mirror) {
+                                               const weight_mirror & mirror) {
     std::unique_ptr<missed_rows> made(new missed_rows);
     const auto                   n_nodes = static_cast<size_t>(last - first + 1);
     const size_t                 n_bytes =
@@ -169,7 +169,6 @@ std::unique_ptr<missed_rows> missed_rows::make(ggml_cgraph * graph, int first, i
     made->n_used       = ids->ne[0];
     made->n_tokens     = ids->ne[1];
     made->router_ids   = ids;
-    made->device       = device;
     made->mirror       = &mirror;
     made->shadow_graph = ggml_new_graph_custom(made->ctx, n_nodes, false);
     for (int i = first; i <= last; i++) {

@@ -20,7 +20,7 @@ public:
     // The CPU's part of nodes [first, last] of `graph`, all of them of the block that has the router ids `ids`. nullptr
     // when a node does not work row by row.
     static std::unique_ptr<missed_rows> make(ggml_cgraph * graph, int first, int last, const ggml_tensor * ids,
-                                             const device_context * device, const weight_mirror & mirror);
+                                             const weight_mirror & mirror);
     ~missed_rows();
     missed_rows(const missed_rows &)             = delete;
     missed_rows & operator=(const missed_rows &) = delete;
@@ -66,14 +66,13 @@ private:
     ggml_tensor * add_operand(ggml_tensor * src);
     ggml_tensor * copy_of(const ggml_tensor * tensor);
 
-    int64_t                n_used       = 0;
-    int64_t                n_tokens     = 0;
-    const ggml_tensor *    router_ids   = nullptr;
-    size_t                 ids_fetch    = SIZE_MAX;
-    const device_context * device       = nullptr;
-    const weight_mirror *  mirror       = nullptr; // only inside make()
-    ggml_context *         ctx          = nullptr;
-    ggml_cgraph *          shadow_graph = nullptr;
+    int64_t               n_used       = 0;
+    int64_t               n_tokens     = 0;
+    const ggml_tensor *   router_ids   = nullptr;
+    size_t                ids_fetch    = SIZE_MAX;
+    const weight_mirror * mirror       = nullptr; // only inside make()
+    ggml_context *        ctx          = nullptr;
+    ggml_cgraph *         shadow_graph = nullptr;
 
     std::unordered_map<const ggml_tensor *, ggml_tensor *> shadow_of; // only inside make()
     std::vector<ggml_tensor *>                             roots;     // results with memory of their own
