@@ -4,6 +4,10 @@
 
 namespace moecache {
 
+// Up to this size all tensors get as much room as the largest: at equal distances the ids and the weights of a single
+// token are one copy (transfer/gather.h) and not two. Larger ubatches pay two copies rather than the memory.
+static const size_t max_even_bytes = size_t(1) << 20;
+
 static ggml_tensor * root_of(ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
 }
@@ -49,24 +53,28 @@ std::vector<ggml_tensor *> router_memory::give(const ggml_cgraph * graph, const 
     std::vector<ggml_tensor *>             roots;
     std::vector<ggml_tensor *>             rest;
     size_t                                 size_bytes = 0;
+    size_t                                 most_bytes = 0; // of one tensor
     for (ggml_tensor * tensor : tensors) {
         ggml_tensor * root = root_of(tensor);
         if (!std::binary_search(computed.begin(), computed.end(), root)) {
             rest.push_back(tensor);
         } else if (root->data == nullptr && root->buffer == nullptr &&
                    std::find(roots.begin(), roots.end(), root) == roots.end()) {
+            const size_t padded_bytes = GGML_PAD(ggml_backend_buft_get_alloc_size(type, root), alignment);
             roots.push_back(root);
-            size_bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(type, root), alignment);
+            size_bytes += padded_bytes;
+            most_bytes = std::max(most_bytes, padded_bytes);
         }
     }
-    if (!reserve(size_bytes)) {
+    const bool even = roots.size() * most_bytes <= max_even_bytes;
+    if (!reserve(even ? roots.size() * most_bytes : size_bytes)) {
         return tensors;
     }
     size_t offset = 0;
     for (ggml_tensor * root : roots) {
         char * base = static_cast<char *>(ggml_backend_buffer_get_base(buffers.back().get()));
         ggml_backend_tensor_alloc(buffers.back().get(), root, base + offset);
-        offset += GGML_PAD(ggml_backend_buft_get_alloc_size(type, root), alignment);
+        offset += even ? most_bytes : GGML_PAD(ggml_backend_buft_get_alloc_size(type, root), alignment);
     }
     return rest;
 }

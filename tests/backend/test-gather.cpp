@@ -39,6 +39,20 @@ TEST(single_rows_at_equal_distances_are_one_copy) {
     CHECK_EQ(runs[0].offset, size_t(0));
 }
 
+// Decode with ids and weights of two layers in the recorder's memory, each tensor as far apart as the largest.
+TEST(ids_and_weights_of_a_single_token_are_one_copy) {
+    tensor_at  ids_a(&one_buffer, 0x1000), ids_b(&one_buffer, 0x1400);
+    tensor_at  weights_a(&one_buffer, 0x1800), weights_b(&one_buffer, 0x1c00);
+    const auto runs = gather_merge({ { &ids_a.tensor, 32, 1, 1024, 0 },
+                                     { &ids_b.tensor, 32, 1, 1024, 32 },
+                                     { &weights_a.tensor, 32, 1, 32, 64 },
+                                     { &weights_b.tensor, 32, 1, 32, 96 } });
+    CHECK_EQ(runs.size(), size_t(1));
+    CHECK_EQ(runs[0].n_rows, size_t(4));
+    CHECK_EQ(runs[0].row_bytes, size_t(32));
+    CHECK_EQ(runs[0].stride_bytes, size_t(1024));
+}
+
 // Prefill of 4 tokens: layer b begins where layer a's fifth row would.
 TEST(rows_of_layers_that_follow_one_another_are_one_copy) {
     tensor_at  a(&one_buffer, 0x1000), b(&one_buffer, 0x2000);

@@ -77,6 +77,34 @@ def by_expert(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(weights, order, axis=1)
 
 
+def assert_as_stock_gpu(
+    ids: np.ndarray,
+    weights: np.ndarray,
+    stock_ids: np.ndarray,
+    stock_weights: np.ndarray,
+    rtol: float,
+    *,
+    mixed: bool,
+    first: bool,
+) -> None:
+    """On a GPU: rounding differs, since the callback cuts the graph of stock's run, and its fused kernels with it.
+
+    More so in later layers, and two experts with equal weights may change places: so each expert's weight is compared.
+    The trained model's activations are large: rounded to 8 bits for its Q4_0 weights they differ visibly. `mixed`: CPU
+    and GPU shared the experts, whose different rounding can change the choice between two experts that are nearly as
+    good; what comes before the `first` layer with experts has none of that.
+    """
+    assert np.all(np.diff(weights, axis=1) <= rtol * weights[:, 1:])
+    ids, weights = by_expert(ids, weights)
+    stock_ids, stock_weights = by_expert(stock_ids, stock_weights)
+    same = np.all(ids == stock_ids, axis=1)
+    assert np.mean(same) >= (0.9 if mixed and not first else 1.0), (
+        f"{np.mean(~same):.1%} of the rows have other experts"
+    )
+    close = np.isclose(weights[same], stock_weights[same], rtol=rtol, atol=0).all(axis=1)
+    assert np.mean(close) >= (0.9 if mixed and not first else 1.0), f"{np.mean(~close):.1%} of the rows differ"
+
+
 @pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("family", [*(name for name in MOE_FAMILIES if name != "grovemoe"), "trained"])
 def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, capacity: str) -> None:
@@ -101,17 +129,14 @@ def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, c
         assert [event["token_index"] for event in logged[layer]] == list(range(202))
         logged_ids = np.array([event["expert_ids"] for event in logged[layer]])
         logged_weights = np.array([event["router_weights"] for event in logged[layer]], dtype=np.float32)
-        rtol = 0.0
         if reference_device():
-            # A callback cuts the graph, and on a GPU the fused kernels with it: rounding differs, more so in later
-            # layers, and two experts with equal weights may change places. So each expert's weight is compared. The
-            # trained model's activations are large: rounded to 8 bits for its Q4_0 weights they differ visibly.
-            rtol = 2e-2 if family == "trained" else 1e-4
-            assert np.all(np.diff(logged_weights, axis=1) <= rtol * logged_weights[:, 1:])
-            logged_ids, logged_weights = by_expert(logged_ids, logged_weights)
-            ids, weights = by_expert(ids, weights)
-        np.testing.assert_array_equal(logged_ids, ids)
-        np.testing.assert_allclose(logged_weights, weights, rtol=rtol, atol=0)
+            first = layer == min(layers)
+            mixed = capacity == "40%"
+            rtol = 2e-2 if family == "trained" or (mixed and not first) else 1e-4
+            assert_as_stock_gpu(logged_ids, logged_weights, ids, weights, rtol, mixed=mixed, first=first)
+        else:
+            np.testing.assert_array_equal(logged_ids, ids)
+            np.testing.assert_array_equal(logged_weights, weights)
     assert {event["phase"] for event in log.events if event["token_index"] < 200} == {"prefill"}
     assert {event["phase"] for event in log.events if event["token_index"] >= 200} == {"decode"}
     assert {event["request_id"] for event in log.events} == {0}

@@ -32,6 +32,7 @@ class Step:
 
     decode: `tokens`, `positions`, `sequences` and `outputs` (1 where logits are wanted) of equal length. `hidden_seed`
     other than 0 adds random hidden states of `n_embd` values per token: what an MTP context gets from its target.
+    text: the first `end` tokens of the file `path`, one by one, with logits for each.
     remove, shift: `sequence`, `start` and `end` position (end -1: to the end); shift adds `delta`.
     copy: `sequence` to `target` sequence. save, load: the whole state of the context, through memory.
     lora: the adapter file `path` at `scale`, replacing earlier ones; scale 0 removes it.
@@ -73,6 +74,10 @@ class Scenario:
     observe_routing: bool = False
     # Read the hidden state behind every layer (l_out) likewise.
     observe_hidden: bool = False
+    # Read what every MoE block gives (ffn_moe_out, ffn_out) likewise.
+    observe_blocks: bool = False
+    # Environment of this scenario's contexts, which read it when they are made: (variable, value) pairs.
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,8 @@ def from_json(data: dict[str, Any]) -> Plan:
     scenarios = []
     for entry in data["scenarios"]:
         steps = tuple(_step(step) for step in entry["steps"])
-        scenarios.append(Scenario(**{**entry, "steps": steps}))
+        settings = tuple((name, value) for name, value in entry["settings"])
+        scenarios.append(Scenario(**{**entry, "steps": steps, "settings": settings}))
     return Plan(ModelOptions(**model), tuple(scenarios), data["n_threads"])
 
 

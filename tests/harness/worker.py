@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.harness.ggml import BufferTypeOverride, Ggml, Tensor
 
 ROUTING_PREFIX = ("ffn_moe_topk-", "ffn_moe_weights")
 HIDDEN_PREFIX = ("l_out-",)
+BLOCK_PREFIX = ("ffn_moe_out-", "ffn_out-")  # some architectures rename the last node
 
 DEBUG_LEVEL = 1  # GGML_LOG_LEVEL_DEBUG
 
@@ -113,8 +115,13 @@ class Session:
                 llama_cpp.LLAMA_CONTEXT_TYPE_MTP if scenario.is_mtp else llama_cpp.LLAMA_CONTEXT_TYPE_DEFAULT
             )
             params.n_threads = params.n_threads_batch = self._plan.n_threads
-            if scenario.observe_routing or scenario.observe_hidden:
-                self._wanted = ROUTING_PREFIX * scenario.observe_routing + HIDDEN_PREFIX * scenario.observe_hidden
+            os.environ.update(scenario.settings)
+            self._wanted = (
+                ROUTING_PREFIX * scenario.observe_routing
+                + HIDDEN_PREFIX * scenario.observe_hidden
+                + BLOCK_PREFIX * scenario.observe_blocks
+            )
+            if self._wanted:
                 callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
                 self._keep.append(callback)
                 params.cb_eval = callback
@@ -132,16 +139,12 @@ class Session:
         return wanted or not ask
 
     def _perform(self, step: plans.Step, context: Any) -> npt.NDArray[np.float32] | None:
-        memory = llama_cpp.llama_get_memory(context)
         if step.action == "decode":
             return self._decode(step, context)
-        if step.action == "remove":
-            if not llama_cpp.llama_memory_seq_rm(memory, step.sequence, step.start, step.end):
-                raise WorkerError("llama_memory_seq_rm refused")
-        elif step.action == "shift":
-            llama_cpp.llama_memory_seq_add(memory, step.sequence, step.start, step.end, step.delta)
-        elif step.action == "copy":
-            llama_cpp.llama_memory_seq_cp(memory, step.sequence, step.target, -1, -1)
+        if step.action == "text":
+            return self._decode_text(step, context)
+        if step.action in ("remove", "shift", "copy"):
+            self._change_memory(step, llama_cpp.llama_get_memory(context))
         elif step.action == "save":
             self._save(step.context, context)
         elif step.action == "load":
@@ -153,6 +156,19 @@ class Session:
         else:
             raise WorkerError(f"unknown step '{step.action}'")
         return None
+
+    def _change_memory(self, step: plans.Step, memory: Any) -> None:
+        if step.action == "shift":
+            llama_cpp.llama_memory_seq_add(memory, step.sequence, step.start, step.end, step.delta)
+        elif step.action == "copy":
+            llama_cpp.llama_memory_seq_cp(memory, step.sequence, step.target, -1, -1)
+        elif not llama_cpp.llama_memory_seq_rm(memory, step.sequence, step.start, step.end):
+            raise WorkerError("llama_memory_seq_rm refused")
+
+    def _decode_text(self, step: plans.Step, context: Any) -> npt.NDArray[np.float32]:
+        tokens = self._tokenize(Path(step.path).read_bytes())[: step.end]
+        steps = [plans.decode([token], start=position) for position, token in enumerate(tokens)]
+        return np.concatenate([self._decode(one, context) for one in steps])
 
     def _decode(self, step: plans.Step, context: Any) -> npt.NDArray[np.float32]:
         n_token = len(step.tokens)
@@ -176,6 +192,14 @@ class Session:
         shape = (sum(step.outputs), n_vocab)
         logits: npt.NDArray[np.float32] = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), shape=shape)
         return logits.copy()
+
+    def _tokenize(self, text: bytes) -> list[int]:
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        tokens = (llama_cpp.llama_token * (len(text) + 1))()
+        n_token = llama_cpp.llama_tokenize(vocab, text, len(text), tokens, len(tokens), True, False)
+        if n_token < 0:
+            raise WorkerError("llama_tokenize refused")
+        return list(tokens[:n_token])
 
     def _hidden_states(self, step: plans.Step) -> npt.NDArray[np.float32] | None:
         if not step.hidden_seed:
