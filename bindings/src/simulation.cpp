@@ -61,15 +61,15 @@ static std::unique_ptr<bound_stream> make_stream(const std::vector<column_tuple>
     if (ids.ndim() != 2) {
         throw std::invalid_argument("ids must have the shape [rows, k]");
     }
-    rows.n_rows = ids.shape(0);
+    rows.n_rows = order.size();
     rows.k      = ids.shape(1);
-    for (const size_t n : { order.size(), column.size(), token.size(), request.size(), phase.size(), unit.size() }) {
-        if (n != rows.n_rows) {
-            throw std::invalid_argument("order, column, token, request, phase and unit must have one entry per row");
+    for (const size_t n : { column.size(), token.size(), request.size(), phase.size(), unit.size() }) {
+        if (n != ids.shape(0)) {
+            throw std::invalid_argument("column, token, request, phase and unit must have one entry per row");
         }
     }
     for (size_t i = 0; i < rows.n_rows; i++) {
-        if (order.data()[i] < 0 || order.data()[i] >= static_cast<int64_t>(rows.n_rows)) {
+        if (order.data()[i] < 0 || order.data()[i] >= static_cast<int64_t>(ids.shape(0))) {
             throw std::invalid_argument("order must name rows");
         }
     }

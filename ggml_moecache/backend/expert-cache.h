@@ -56,9 +56,7 @@ struct cache_request {
 
 class expert_cache {
 public:
-    // Batches with more tokens are not the cache's: they would flush what decode needs. Speculative verification and
-    // parallel decoding stay below.
-    static constexpr int64_t max_tokens = 32;
+    static constexpr int64_t max_tokens = max_ubatch_tokens;
 
     // `weights`: the expert weights of the store that the model graph shows. Returns nullptr and `why` when there is no
     // room for one slot, or a setting does not fit the model; else `why` is "", or says that there are fewer slots than

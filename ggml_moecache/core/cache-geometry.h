@@ -14,6 +14,10 @@ namespace moecache {
 
 constexpr uint32_t no_item = UINT32_MAX;
 
+// Ubatches with more tokens are not the cache's: they would flush what decode needs. Speculative verification and
+// parallel decoding stay below.
+constexpr int64_t max_ubatch_tokens = 32;
+
 struct column_info {
     int32_t     layer_id     = 0;
     std::string family       = "exps";

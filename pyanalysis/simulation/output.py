@@ -111,7 +111,11 @@ def _table_of_trace(results: list[SimulationResult]) -> str:
 def _head(result: SimulationResult) -> str:
     budget = "of each layer" if result.per_layer else "of all layers together"
     cost = f", costs of {result.cost}" if result.cost else ""
-    mode = "" if result.mode == "event-atomic" else ", PER ACCESS: a comparison, not what a runtime can do"
+    mode = {
+        "event-atomic": "",
+        "as-run": f", ubatches as the runtime takes them ({result.n_tokens_passed_by:,} tokens passed the cache by)",
+        "per-access": ", PER ACCESS: a comparison, not what a runtime can do",
+    }[result.mode]
     return (
         f"{result.trace}: {result.n_tokens:,} tokens ({result.n_decode_tokens:,} decode), {result.n_events:,} events; "
         f"experts {budget}, {result.timing} timing{cost}{mode}"

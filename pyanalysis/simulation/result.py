@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 Timing = Literal["ideal", "clocked"]
-Mode = Literal["event-atomic", "per-access"]
+Mode = Literal["event-atomic", "as-run", "per-access"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class SimulationResult:
     cost: str | None  # name of the cost model
     n_tokens: int
     n_decode_tokens: int
+    n_tokens_passed_by: int  # mode "as-run": of ubatches too large for a cache, not replayed and not in n_tokens
     n_events: int
     accesses: int  # experts asked for, each once per event
     hits: int
@@ -154,7 +155,10 @@ RESULT_SCHEMA = pa.schema(
         ("per_layer", pa.bool_()),
         ("slots", pa.list_(pa.int64())),
         *((name, pa.string()) for name in ("timing", "mode", "cost")),
-        *((name, pa.int64()) for name in ("n_tokens", "n_decode_tokens", "n_events", "accesses", "hits")),
+        *(
+            (name, pa.int64())
+            for name in ("n_tokens", "n_decode_tokens", "n_tokens_passed_by", "n_events", "accesses", "hits")
+        ),
         ("hit_rate", pa.float64()),
         *((name, pa.int64()) for name in ("decode_accesses", "decode_hits")),
         ("decode_hit_rate", pa.float64()),

@@ -95,7 +95,9 @@ def simulate(
                  ships ("h200") or the path of one
     timing       "ideal": a copy is complete at the next token of its layer; "clocked": when the cost model says so;
                  None: clocked with a cost model, ideal without and with mode "per-access"
-    mode         "per-access": every expert of an event is an event of its own. A comparison, not what a runtime can do
+    mode         "as-run": as the runtime does with the trace's ubatches, all tokens of one are one event per layer and
+                 more than 32 pass the cache by; the log of a run with a cache replays exactly. "per-access": every
+                 expert of an event is an event of its own. A comparison, not what a runtime can do
     batch_size   tokens per union event of prefill tokens whose ubatch the trace does not name
     seed         of policies that draw, unless the policy itself says seed=
     victim_agreement   compute this field of the result: each replay needs the next use of every access (4 bytes each,
@@ -214,6 +216,7 @@ def _result(
         cost=replay.cost.name if replay.cost is not None else None,
         n_tokens=stream.n_tokens,
         n_decode_tokens=stream.n_decode_tokens,
+        n_tokens_passed_by=stream.n_tokens_passed_by,
         n_events=counts.n_events,
         accesses=counts.accesses,
         hits=counts.hits,
@@ -245,7 +248,7 @@ def _times(
             total += n_events * cost.event_ns(n, hits)
             all_hits += n_events * cost.event_ns(n, n)
     tokens = stream.n_decode_tokens
-    return total / tokens + cost.other_token_ns, (total - all_hits) / tokens
+    return (total + stream.n_decode_steps * cost.other_token_ns) / tokens, (total - all_hits) / tokens
 
 
 def _event_log(stream: EventStream, counts: _native.SimulationCounts) -> EventLog:

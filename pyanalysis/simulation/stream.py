@@ -27,6 +27,8 @@ class EventStream:
     columns           (layer, family, experts, bytes of one expert or 0) in rising order of layer and family
     experts_known     the numbers of experts come from the trace's description; else from the largest id that occurs
     n_tokens, n_decode_tokens   distinct tokens
+    n_tokens_passed_by          of ubatches that are too large for a cache (mode "as-run"), not among n_tokens
+    n_decode_steps              decode tokens, those of a ubatch that is one event ("as-run") counted as one
     """
 
     trace: str
@@ -35,6 +37,8 @@ class EventStream:
     experts_known: bool
     n_tokens: int
     n_decode_tokens: int
+    n_tokens_passed_by: int
+    n_decode_steps: int
     mode: Mode
     native: _native.EventStream = field(repr=False)
     request: Array = field(repr=False)  # int64[rows] as in the trace
@@ -57,15 +61,24 @@ class EventStream:
             raise ConfigError(f"{trace.path}: there is no event to simulate")
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1 token. Got {batch_size} instead.")
-        if mode not in ("event-atomic", "per-access"):
-            raise ConfigError(f"mode must be event-atomic or per-access. Got {mode!r} instead.")
+        if mode not in ("event-atomic", "as-run", "per-access"):
+            raise ConfigError(f"mode must be event-atomic, as-run or per-access. Got {mode!r} instead.")
         column, layers = trace.columns
         number, decode_tokens = _token_numbers(trace)
-        unit, step = _units(trace, number, batch_size)
         decode = (trace.phase == 1).astype(np.uint8)
+        n_tokens = len(trace.tokens)
+        if mode == "as-run":
+            run = _AsRun.of(trace, decode)
+            unit, step, number, decode = run.unit, run.unit, run.number, run.decode
+            n_tokens, decode_tokens, n_decode_steps = run.n_tokens, run.n_decode_tokens, run.n_decode_steps
+        else:
+            unit, step = _units(trace, number, batch_size)
+            n_decode_steps = decode_tokens
         key = (step * len(layers) + column) * 2 + decode
         in_order = bool((key[1:] >= key[:-1]).all())
         order = np.arange(trace.n_events) if in_order else np.argsort(key, kind="stable")
+        if mode == "as-run":
+            order = order[run.replayed[order]]
         columns, known = _columns(trace, column, layers, expert_bytes)
         if replace_bytes:
             columns = [(layer, family, n_experts, expert_bytes or 0) for layer, family, n_experts, _ in columns]
@@ -85,8 +98,10 @@ class EventStream:
             families=trace.families,
             columns=tuple(columns),
             experts_known=known,
-            n_tokens=len(trace.tokens),
+            n_tokens=n_tokens,
             n_decode_tokens=decode_tokens,
+            n_tokens_passed_by=len(trace.tokens) - n_tokens,
+            n_decode_steps=n_decode_steps,
             mode=mode,
             native=native,
             request=trace.request,
@@ -141,6 +156,55 @@ def _units(trace: Trace, number: Array, batch_size: int) -> tuple[Array, Array]:
     cut = begins | ~is_prefill | (place_in_run % batch_size == 0)
     step = (np.cumsum(cut) - 1)[number]
     return np.where(prefill, -1 - step, row), step
+
+
+@dataclass(frozen=True, eq=False)
+class _AsRun:
+    """What the runtime makes of the ubatches of a trace: all rows of one in a layer are one event, looked up together.
+
+    unit, number, decode   int64[n], int64[n], uint8[n]: the ubatch of each row; the number of its last token among the
+                           tokens replayed; 1: no token of it is of a prompt
+    replayed               bool[n]: not of a ubatch that passes the cache by
+    """
+
+    unit: Array
+    number: Array
+    decode: Array
+    replayed: Array
+    n_tokens: int
+    n_decode_tokens: int
+    n_decode_steps: int
+
+    @staticmethod
+    def of(trace: Trace, decode: Array) -> _AsRun:
+        """Raises ConfigError if the trace does not tell its ubatches, or all of them pass the cache by."""
+        if (trace.batch < 0).any():
+            raise ConfigError(
+                f"{trace.path}: mode as-run needs the ubatch of each event, which the trace does not tell"
+            )
+        unit = _by_appearance(trace.batch)
+        n_units = int(unit.max()) + 1
+        tokens = trace.tokens
+        unit_of_token = np.empty(len(tokens), dtype=np.int64)
+        unit_of_token[tokens.of_event] = unit
+        sizes = np.bincount(unit_of_token, minlength=n_units)
+        kept = sizes <= _native.MAX_UBATCH_TOKENS
+        if not kept.any():
+            raise ConfigError(
+                f"{trace.path}: every ubatch has more than {_native.MAX_UBATCH_TOKENS} tokens and passes a cache by"
+            )
+        last = np.cumsum(np.where(kept, sizes, 0)) - 1
+        all_decode = np.ones(n_units, dtype=np.uint8)
+        np.minimum.at(all_decode, unit, decode)
+        return _AsRun(
+            unit=unit,
+            number=last[unit],
+            decode=all_decode[unit],
+            replayed=kept[unit],
+            n_tokens=int(sizes[kept].sum()),
+            n_decode_tokens=int(sizes[kept & (all_decode == 1)].sum()),
+            n_decode_steps=int((kept & (all_decode == 1)).sum()),
+        )
 
 
 def _columns(trace: Trace, column: Array, layers: Array, expert_bytes: int | None) -> tuple[list[Column], bool]:

@@ -112,6 +112,66 @@ def test_the_log_replays_exactly(build: Build, tmp_path: Path, policy: str) -> N
     assert generations == sorted(generations)
 
 
+def joint_batches() -> Plan:
+    """Two sequences decoded together, beside them verification batches of 2 to 33 tokens; one prompt of 40."""
+    first, second = token_stream(400, seed=31), token_stream(60, seed=32)
+    steps = [decode(first[:40], start=0, sequence=0, outputs="last"), decode(second[:9], start=0, sequence=1)]
+    place = 40
+    for index in range(9, 50):
+        steps.append(
+            Step(
+                "decode",
+                tokens=(first[place], second[index]),
+                positions=(place, index),
+                sequences=(0, 1),
+                outputs=(1, 1),
+            )
+        )
+        place += 1
+        size = (2, 5, 33, 1, 32, 3, 8)[index % 7] if index % 5 == 0 else 0
+        if size:
+            steps.append(decode(first[place : place + size], start=place))
+            place += size
+    return Plan(ModelOptions(str(embedded_model())), (Scenario("joint", tuple(steps), n_seq_max=2),))
+
+
+@pytest.mark.parametrize("policy", ["cumulative-lfu", "lru", "decayed-lfu:half-life=20"])
+def test_ubatches_of_several_tokens_replay_exactly(build: Build, tmp_path: Path, policy: str) -> None:
+    """All tokens of a ubatch are one event, which the simulator takes as such in the mode "as-run"."""
+    settings = {
+        "GGML_MOECACHE_POLICY": policy,
+        "GGML_MOECACHE_SYNC": "1",
+        "GGML_MOECACHE_LOG": str(tmp_path / "log"),
+    }
+    run(build, joint_batches(), "20%", **settings)
+    result = simulate(read_trace(tmp_path / "log"), policy, "20%", mode="as-run", events=True)
+    replay = result.events
+    assert replay is not None
+    lines = [json.loads(line) for line in (tmp_path / "log" / "routing.jsonl").read_text().splitlines()]
+    ubatches: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["type"] == "event":
+            ubatches.setdefault((line["batch_id"], line["layer_id"]), []).append(line)
+    cached = [rows for rows in ubatches.values() if len(rows) <= 32]
+    passed_by = [rows for rows in ubatches.values() if len(rows) > 32]
+    assert len(cached) == result.n_events
+    assert sum(map(len, passed_by)) == N_LAYERS * result.n_tokens_passed_by == N_LAYERS * (40 + 33)
+    assert all(row["cache_hit"] == [] and row["resident_experts"] is None for rows in passed_by for row in rows)
+    decisions: dict[int, list[int]] = {}
+    for index, event in enumerate(replay.admitted_event.tolist()):
+        decisions.setdefault(event, []).append(index)
+    for index, rows in enumerate(cached):
+        part = slice(replay.offsets[index], replay.offsets[index + 1])
+        hits = dict(zip(replay.ids[part].tolist(), replay.hit[part].tolist(), strict=True))
+        for row in rows:
+            assert row["cache_hit"] == [hits[expert] for expert in row["expert_ids"]]
+        made = decisions.get(index, [])
+        assert rows[-1]["admitted"] == [replay.admitted_expert[d] for d in made]
+        evicted = [[replay.evicted_layer[d], replay.evicted_expert[d]] for d in made if replay.evicted_layer[d] >= 0]
+        assert rows[-1]["evicted"] == evicted
+        assert all(row["admitted"] == [] for row in rows[:-1])
+
+
 def test_copies_are_enqueued_before_the_next_layer(build: Build, tmp_path: Path) -> None:
     """By the log's own times: after the decision of their layer, before that of the next; late ones are marked."""
     settings = {

@@ -20,6 +20,7 @@ from tests.harness.runner import Result, run_moecache, run_reference
 from tests.harness.scenarios import prefill_and_decode, small_batches, token_stream
 from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import model_path
+from tests.models.quantize import as_f16
 from tests.models.tokenizer import embedded_model
 
 pytestmark = pytest.mark.skipif(reference_device() is None, reason="needs a GPU: scripts/gpu/test")
@@ -87,18 +88,28 @@ def divergence(expected: npt.NDArray[np.float32], actual: npt.NDArray[np.float32
     return np.sum(np.exp(p) * (p - q), axis=1)
 
 
+@pytest.mark.parametrize("type_name", ["Q4_0", "F16"])
 @pytest.mark.parametrize("capacity", ["10%", "45%"])
-def test_next_tokens_of_heldout_text_are_stocks(build: Build, capacity: str) -> None:
-    """DESIGN 7: KL divergence of the trained model's next-token distributions below 1e-3, copies at their own pace."""
-    plan = Plan(ModelOptions(str(embedded_model())), (Scenario("text", (Step("text", path=str(HELDOUT), end=700),)),))
+def test_next_tokens_of_heldout_text_are_stocks(build: Build, tmp_path: Path, capacity: str, type_name: str) -> None:
+    """DESIGN 7: KL divergence of the trained model's next-token distributions, copies at their own pace.
+
+    Below 1e-3 nats in F16. In Q4_0 both devices round activations to 8 bits, the model's are large, and a difference in
+    the last bit upstream can become a whole step: stock with its experts on the CPU is 2.6e-3 from stock on an H200. So
+    there stock's own divergence is the bound.
+    """
+    path = embedded_model()
+    if type_name != "Q4_0":
+        path = tmp_path / "trained.gguf"
+        as_f16(build.llama_bin, embedded_model(), path)
+    plan = Plan(ModelOptions(str(path)), (Scenario("text", (Step("text", path=str(HELDOUT), end=500),)),))
     gpu = run_reference(build, plan, capacity="all").logits()["text/0"]
     mixed = run_moecache(build, plan, capacity=capacity)
     kl = divergence(gpu, mixed.logits()["text/0"])
     kl_of_stock = divergence(gpu, run_reference(build, plan, capacity="0").logits()["text/0"])
-    print(f"KL divergence from stock on the GPU: {kl.mean():.3g} mean, {kl.max():.3g} at most;", end=" ")
-    print(f"of stock with the experts on the CPU: {kl_of_stock.mean():.3g} and {kl_of_stock.max():.3g}")
+    print(f"{type_name} {capacity}: KL divergence from stock on the GPU {kl.mean():.3g} mean, {kl.max():.3g} at most;")
+    print(f"of stock with the experts on the CPU {kl_of_stock.mean():.3g} and {kl_of_stock.max():.3g}")
     assert np.all(kl >= -1e-9)
-    assert kl.mean() < 1e-3
+    assert kl.mean() < (1e-3 if type_name == "F16" else 1.25 * kl_of_stock.mean() + 1e-4)
 
 
 def test_more_experts_in_a_batch_than_slots(build: Build) -> None:

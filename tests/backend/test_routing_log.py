@@ -77,32 +77,21 @@ def by_expert(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(weights, order, axis=1)
 
 
-def assert_as_stock_gpu(
-    ids: np.ndarray,
-    weights: np.ndarray,
-    stock_ids: np.ndarray,
-    stock_weights: np.ndarray,
-    rtol: float,
-    *,
-    mixed: bool,
-    first: bool,
-) -> None:
-    """On a GPU: rounding differs, since the callback cuts the graph of stock's run, and its fused kernels with it.
+Decisions = tuple[np.ndarray, np.ndarray]  # ids and weights, both (n_token, top_k)
 
-    More so in later layers, and two experts with equal weights may change places: so each expert's weight is compared.
-    The trained model's activations are large: rounded to 8 bits for its Q4_0 weights they differ visibly. `mixed`: CPU
-    and GPU shared the experts, whose different rounding can change the choice between two experts that are nearly as
-    good; what comes before the `first` layer with experts has none of that.
-    """
-    assert np.all(np.diff(weights, axis=1) <= rtol * weights[:, 1:])
-    ids, weights = by_expert(ids, weights)
-    stock_ids, stock_weights = by_expert(stock_ids, stock_weights)
-    same = np.all(ids == stock_ids, axis=1)
-    assert np.mean(same) >= (0.9 if mixed and not first else 1.0), (
-        f"{np.mean(~same):.1%} of the rows have other experts"
-    )
-    close = np.isclose(weights[same], stock_weights[same], rtol=rtol, atol=0).all(axis=1)
-    assert np.mean(close) >= (0.9 if mixed and not first else 1.0), f"{np.mean(~close):.1%} of the rows differ"
+
+def stock_layer(stock: Result, scenario: str, layer: int, top_k: int) -> Decisions:
+    """What stock decided for all tokens of the three steps."""
+    parts = [stock_rows(stock, scenario, step, layer, top_k) for step in range(3)]
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def shares_that_differ(one: Decisions, other: Decisions, rtol: float) -> tuple[float, float]:
+    """Rows with other experts, as a share of all rows; rows with another weight for an expert, as one of the rest."""
+    (ids, weights), (other_ids, other_weights) = by_expert(*one), by_expert(*other)
+    same = np.all(ids == other_ids, axis=1)
+    close = np.isclose(weights[same], other_weights[same], rtol=rtol, atol=0).all(axis=1)
+    return float(np.mean(~same)), float(np.mean(~close))
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
@@ -118,25 +107,32 @@ def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, c
     scenario = plan.scenarios[0]
     _, log = run_logged(build, plan, tmp_path / "log", capacity)
     stock = run_reference(build, observed(plan), capacity=capacity)
+    # On a GPU rounding differs: a callback cuts the graph of stock's run, and its fused kernels with it; between "0"
+    # and "all" the CPU computes a part. Behind the first layer that changes the choice between experts that are nearly as
+    # good. How often it does for stock itself, with its experts on the CPU and on the GPU, is the bound.
+    on_gpu = reference_device() is not None
+    on_cpu_stock = run_reference(build, observed(plan), capacity="0")
+    on_gpu_stock = run_reference(build, observed(plan), capacity="all")
     logged = defaultdict(list)
     for event in log.events:
         logged[event["layer_id"]].append(event)
     assert sorted(logged) == list(layers)
     for layer in layers:
-        parts = [stock_rows(stock, scenario.name, step, layer, top_k) for step in range(3)]
-        ids = np.concatenate([part[0] for part in parts])
-        weights = np.concatenate([part[1] for part in parts])
+        expected = stock_layer(stock, scenario.name, layer, top_k)
         assert [event["token_index"] for event in logged[layer]] == list(range(202))
         logged_ids = np.array([event["expert_ids"] for event in logged[layer]])
         logged_weights = np.array([event["router_weights"] for event in logged[layer]], dtype=np.float32)
-        if reference_device():
-            first = layer == min(layers)
-            mixed = capacity == "40%"
-            rtol = 2e-2 if family == "trained" or (mixed and not first) else 1e-4
-            assert_as_stock_gpu(logged_ids, logged_weights, ids, weights, rtol, mixed=mixed, first=first)
+        if on_gpu:
+            one, other = (stock_layer(run, scenario.name, layer, top_k) for run in (on_cpu_stock, on_gpu_stock))
+            rtol = 1e-4 if layer == min(layers) else 2e-2
+            found = shares_that_differ((logged_ids, logged_weights), expected, rtol)
+            bound = shares_that_differ(one, other, rtol)
+            slack = 0.005 if layer == min(layers) else 0.05  # one row of 202; ten
+            assert found[0] <= bound[0] + slack, f"layer {layer}: other experts"
+            assert found[1] <= bound[1] + slack, f"layer {layer}: other weights"
         else:
-            np.testing.assert_array_equal(logged_ids, ids)
-            np.testing.assert_array_equal(logged_weights, weights)
+            np.testing.assert_array_equal(logged_ids, expected[0])
+            np.testing.assert_array_equal(logged_weights, expected[1])
     assert {event["phase"] for event in log.events if event["token_index"] < 200} == {"prefill"}
     assert {event["phase"] for event in log.events if event["token_index"] >= 200} == {"decode"}
     assert {event["request_id"] for event in log.events} == {0}

@@ -29,12 +29,16 @@ def quantize(llama_bin: Path, source: Path, target: Path, type_name: str) -> Non
     Raises RuntimeError with the program's last lines if it fails.
     """
     options, base_type = QUANTIZE_ARGUMENTS[type_name]
-    command = [
-        str(llama_bin / "llama-quantize"),
-        *("--token-embedding-type", "f16"),
-        *options,
-        *(str(source), str(target), base_type, "2"),
-    ]
+    _run(llama_bin, ["--token-embedding-type", "f16", *options, str(source), str(target), base_type, "2"])
+
+
+def as_f16(llama_bin: Path, source: Path, target: Path) -> None:
+    """Write a quantized model with every matrix in F16 (40 MB for the embedded one). Raises RuntimeError likewise."""
+    _run(llama_bin, ["--allow-requantize", str(source), str(target), "F16", "2"])
+
+
+def _run(llama_bin: Path, arguments: list[str]) -> None:
+    command = [str(llama_bin / "llama-quantize"), *arguments]
     # The plugin has no business in the quantizer: a fault of it must not change the test models.
     environment = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
