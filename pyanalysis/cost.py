@@ -2,7 +2,9 @@
 
 Time of an event of n experts, h of them hits: other_layer_ns + max(h * gpu_hit_ns, cpu), where cpu is 0 without a
 miss, else cpu_event_ns + (n - h) * cpu_miss_ns: the CPU computes the misses beside the GPU. A token costs
-other_token_ns on top. A copy occupies the one copy queue for copy_latency_ns + bytes / copy_bandwidth_bytes_per_s.
+other_token_ns on top. A copy occupies the one copy queue for copy_latency_ns + bytes / copy_bandwidth_bytes_per_s, and
+its event takes copy_event_ns longer: handing it over, and the memory bandwidth that it takes from the CPU. (With ideal
+timing copies cost nothing.)
 
 `moecache calibrate` writes such a file; a cost that it could not measure is null there, and the file is then refused:
 no time follows from it.
@@ -22,7 +24,10 @@ import jsonschema
 from ggml_moecache.errors import ConfigError
 
 SCHEMA_PATH = Path(__file__).with_name("cost.schema.json")
-COSTS = ("cpu_miss_ns", "cpu_event_ns", "gpu_hit_ns", "other_layer_ns", "other_token_ns", "copy_latency_ns")
+COSTS = (
+    *("cpu_miss_ns", "cpu_event_ns", "gpu_hit_ns", "other_layer_ns", "other_token_ns"),
+    *("copy_latency_ns", "copy_event_ns"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class CostModel:
     copy_bandwidth_bytes_per_s: float
     cpu_event_ns: float = 0.0
     other_token_ns: float = 0.0
+    copy_event_ns: float = 0.0
 
     def __post_init__(self) -> None:
         value = self.to_json()

@@ -61,7 +61,9 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     model = parser.add_argument_group("how to replay")
     model.add_argument(
-        "--cost", metavar="FILE", help="cost model: a JSON file, or h200, rtx-4060-ti (default: none, no times)"
+        "--cost",
+        metavar="FILE",
+        help="cost model: a JSON file, or h200, h200-calibrated, rtx-4060-ti (default: none, no times)",
     )
     model.add_argument(
         "--timing",
@@ -72,8 +74,8 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
         "--mode",
         choices=("event-atomic", "as-run", "per-access"),
         default="event-atomic",
-        help="as-run: all tokens of a ubatch are one event, as for the runtime, and ubatches of more than 32 tokens pass "
-        "the cache by; per-access: a comparison that no runtime can reach (default: %(default)s)",
+        help="as-run: all tokens of a ubatch are one event, as for the runtime, and ubatches of more than 32 tokens "
+        "pass the cache by; per-access: a comparison that no runtime can reach (default: %(default)s)",
     )
     model.add_argument(
         "--batch-size",

@@ -241,13 +241,14 @@ static void bind_results(nb::module_ & m) {
                                              c.other_layer_ns,
                                              c.other_token_ns,
                                              c.copy_latency_ns,
-                                             c.copy_bandwidth_bytes_per_s };
+                                             c.copy_bandwidth_bytes_per_s,
+                                             c.copy_event_ns };
             },
             [](sim_options & o, const std::vector<double> & c) {
-                if (c.size() != 7) {
-                    throw std::invalid_argument("costs must be seven numbers");
+                if (c.size() != 8) {
+                    throw std::invalid_argument("costs must be eight numbers");
                 }
-                o.costs = { c[0], c[1], c[2], c[3], c[4], c[5], c[6] };
+                o.costs = { c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7] };
             });
     nb::class_<sim_result>(m, "SimulationCounts", "What a replay has counted.")
         .def_prop_ro("n_events", [](const sim_result & r) { return r.counters.n_events; })
@@ -258,6 +259,7 @@ static void bind_results(nb::module_ & m) {
         .def_prop_ro("copy_bytes", [](const sim_result & r) { return r.counters.copy_bytes; })
         .def_prop_ro("copies_late", [](const sim_result & r) { return r.counters.copies_late; })
         .def_ro("decode_accesses", &sim_result::decode_accesses)
+        .def_ro("decode_admissions", &sim_result::decode_admissions)
         .def_ro("decode_hits", &sim_result::decode_hits)
         .def_ro("column_accesses", &sim_result::column_accesses)
         .def_ro("column_hits", &sim_result::column_hits)

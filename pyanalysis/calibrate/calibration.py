@@ -181,6 +181,10 @@ def _hits(  # noqa: PLR0917 - all of it is needed
         measured.hits = measure.gpu_hits(ggml, backend, device, top_k, repeats)
         if store.pinned:
             measured.expert_copy = measure.expert_copies(ggml, backend, store, device, repeats)
+            _say("copies beside misses")
+            measured.beside = measure.copies_beside_misses(
+                ggml, backend, store, device, measured.best_threads, max(1, top_k // 2), repeats
+            )
         else:
             measured.missing["copies"] = "the store could not be pinned"
 

@@ -5,6 +5,8 @@ An event of k experts on this machine, in the terms of the cost model:
     gpu_hit_ns                  slope of the line through the GPU's event times by number of hits
     other_layer_ns              decode time per MoE layer with everything resident, less k * gpu_hit_ns: an event of
                                 hits only takes what was measured; launches, head and dense layers are in it
+    copy_event_ns               slope of the line through the times of an event of k / 2 misses by the copies handed
+                                over right before it
     cpu_event_ns                decode time per MoE layer at capacity 0, less other_layer_ns and k * cpu_miss_ns: as
                                 the plugin hands over to the CPU and back
 Where not everything fits the GPU, other_layer_ns is the decode time at capacity 0 less the CPU's event time, and the
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 COST_FIELDS = (
     *("cpu_miss_ns", "cpu_event_ns", "gpu_hit_ns", "other_layer_ns", "other_token_ns"),
-    *("copy_latency_ns", "copy_bandwidth_bytes_per_s"),
+    *("copy_latency_ns", "copy_bandwidth_bytes_per_s", "copy_event_ns"),
 )
 
 _HEAD = "Output head and dense layers are in it, so other_token_ns is 0."
@@ -37,6 +39,7 @@ class Measured:
 
     cpu            by threads, by misses: ns per event      hits  by hits: ns per event
     expert_copy    ns on the queue and bytes of one expert  decode  by capacity ("0", "all"): ns per token
+    beside         by copies handed over right before: ns per event of k / 2 misses
     """
 
     cpu: dict[int, dict[int, Spread]]
@@ -45,6 +48,7 @@ class Measured:
     expert_copy: tuple[Spread, Spread] | None = None
     decode: dict[str, Spread] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    beside: dict[int, Spread] | None = None
 
     @property
     def best_threads(self) -> int:
@@ -111,6 +115,13 @@ def _copy_costs(measured: Measured, costs: Costs) -> None:
         f"copy_bandwidth_bytes_per_s: pinned copies of {largest.n_bytes} bytes, queued. copy_latency_ns: one expert, "
         f"its matrices one by one, takes {took:.0f} ns on the queue: less its {size:.0f} bytes at that bandwidth."
     )
+    if measured.beside is not None:
+        slope = Line.through([(float(n), spread.median) for n, spread in sorted(measured.beside.items())]).slope
+        costs.values["copy_event_ns"] = _at_least_0("copy_event_ns", slope, costs.sources.append)
+        costs.sources.append(
+            f"copy_event_ns: slope over events of misses with 0 to {max(measured.beside)} experts' copies handed over "
+            "right before: the handing over, and what the copies take from the CPU's memory bandwidth."
+        )
 
 
 def _layer_costs(measured: Measured, geometry: Geometry, cpu: Line, k: int, costs: Costs) -> None:
@@ -158,6 +169,7 @@ def details(measured: Measured) -> dict[str, Any]:
         "gpu_event_ns_by_hits": None if measured.hits is None else by_number(measured.hits),
         "copies_to_device": [asdict(copy) for copy in measured.copies],
         "expert_copy": None if expert is None else {"queued_ns": expert[0].as_json(), "bytes": expert[1].as_json()},
+        "event_ns_by_copies_beside": None if measured.beside is None else by_number(measured.beside),
         "decode_token_ns_by_capacity": {name: spread.as_json() for name, spread in measured.decode.items()},
         "not_measured": measured.missing,
     }

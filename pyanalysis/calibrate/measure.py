@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _WARM_UP = 3  # runs that are not counted: pages are touched, threads and CUDA graphs are made
 _EVENTS_PER_GPU_GRAPH = 64  # one event is too short to time beside a launch; the GPU runs such a graph back to back
 _COPIES_AT_ONCE = 16
+_COPIES_BESIDE = 4  # at most this many experts are copied beside one event's misses
 _SEED = 1
 
 
@@ -145,6 +146,58 @@ def _copy_times(
     return CopyTimes(n_bytes, pinned, Spread.of(alone), Spread.of(queued))
 
 
+def copies_beside_misses(  # noqa: PLR0917 - all of it is needed
+    ggml: Ggml, backend: int, host: Store, device: Store, n_threads: int, n_misses: int, n_events: int
+) -> dict[int, Spread]:
+    """Time of an event of `n_misses` by the copies handed over right before it, 0 to 4 whole experts.
+
+    From the first copy's handing over to the end of the CPU's work; the copies run on beside it, and are waited for
+    before the next event, outside of what is timed. REQUIRES: a pinned host store; `device` holds its first layers.
+    """
+    generator = random.Random(_SEED)  # noqa: S311
+    cpu = CpuBackend(ggml, n_threads)
+    graphs: list[EventGraph] = []
+    times: dict[int, list[float]] = {n: [] for n in range(_COPIES_BESIDE + 1)}
+    try:
+        graphs += [EventGraph(ggml, cpu.address, host, [i], n_misses) for i in range(len(host.layers))]
+        for event in range(_WARM_UP + n_events):
+            for n_copies, found in times.items():  # in turn, so that a drift of the machine meets all of them
+                graph = graphs[(event * len(times) + n_copies) % len(graphs)]
+                graph.choose(generator)
+                work = _expert_parts(ggml, host, device, generator, n_copies)
+
+                def run(work: list[tuple[int, int, int, int]] = work, graph: EventGraph = graph) -> None:
+                    for tensor, source, offset, n_bytes in work:
+                        ggml.ggml_backend_tensor_set_async(backend, tensor, source, offset, n_bytes)
+                    _compute(ggml, cpu.address, graph)
+
+                took = _timed(run)
+                ggml.ggml_backend_synchronize(backend)
+                if event >= _WARM_UP:
+                    found.append(took)
+    finally:
+        for graph in graphs:
+            graph.close()
+        cpu.close()
+    return {n: Spread.of(found) for n, found in times.items()}
+
+
+def _expert_parts(
+    ggml: Ggml, host: Store, device: Store, generator: random.Random, n_experts: int
+) -> list[tuple[int, int, int, int]]:
+    """(tensor, source address, offset, bytes) of the matrices of randomly chosen experts."""
+    parts = []
+    for _ in range(n_experts):
+        at = generator.randrange(len(device.layers))
+        layer = device.layers[at]
+        expert = generator.randrange(layer.n_experts)
+        for role, matrix in layer.matrices.items():
+            offset = expert * matrix.expert_bytes
+            source = ggml.ggml_get_data(host.tensors[at][role]) + offset
+            parts.append((device.tensors[at][role], source, offset, matrix.expert_bytes))
+    return parts
+
+
 def expert_copies(ggml: Ggml, backend: int, host: Store, device: Store, n_repeats: int) -> tuple[Spread, Spread]:
     """(time on the queue, bytes) of the copy of one whole expert, its matrices one by one, from the store.
 
@@ -153,15 +206,7 @@ def expert_copies(ggml: Ggml, backend: int, host: Store, device: Store, n_repeat
     generator = random.Random(_SEED)  # noqa: S311
     times, sizes = [], []
     for _ in range(_WARM_UP + n_repeats):
-        work = []
-        for _ in range(_COPIES_AT_ONCE):
-            at = generator.randrange(len(device.layers))
-            layer = device.layers[at]
-            expert = generator.randrange(layer.n_experts)
-            for role, matrix in layer.matrices.items():
-                offset = expert * matrix.expert_bytes
-                source = ggml.ggml_get_data(host.tensors[at][role]) + offset
-                work.append((device.tensors[at][role], source, offset, matrix.expert_bytes))
+        work = _expert_parts(ggml, host, device, generator, _COPIES_AT_ONCE)
 
         def run(work: list[tuple[int, int, int, int]] = work) -> None:
             for tensor, source, offset, n_bytes in work:

@@ -26,6 +26,10 @@ def as_text(cost: dict[str, Any]) -> str:
         parts += [f"{n:>8}  {_spread(spread)}" for n, spread in found["gpu_event_ns_by_hits"].items()]
     if found["copies_to_device"]:
         parts += ["", *_copies(found["copies_to_device"])]
+    if found["event_ns_by_copies_beside"]:
+        misses = max(1, model["top_k"] // 2)
+        parts += ["", f"CPU event of {misses} misses, us, by experts copied beside it: median (quartiles)"]
+        parts += [f"{n:>8}  {_spread(spread)}" for n, spread in found["event_ns_by_copies_beside"].items()]
     if found["decode_token_ns_by_capacity"]:
         parts += ["", "decode, us per token: median (quartiles)"]
         parts += [f"  capacity {n:4}  {_spread(s)}" for n, s in found["decode_token_ns_by_capacity"].items()]

@@ -33,14 +33,16 @@ def choose_adaptive(evidences: Sequence[Evidence], policies: Sequence[str]) -> t
 def mean_losses(
     evidences: Sequence[Evidence], policies: Sequence[str], *, misses_per_copy: float = 0.0
 ) -> dict[str, float]:
-    """Of each policy. A copy is taken to cost the CPU as much as `misses_per_copy` misses, on top of the cost model."""
+    """Of each policy. A copy is taken to cost `misses_per_copy` misses, if that is more than its cost model says."""
     of_trace = []
     for evidence in evidences:
         losses = []
         for cost, split, percent in dict.fromkeys((c, s, p) for c, s, _, p in evidence.selection):
             if CAPACITIES[0] <= percent <= CAPACITIES[1]:
                 found = np.array([evidence.selection[cost, split, policy, percent] for policy in policies])
-                times = found @ [1.0, misses_per_copy * evidence.costs[cost].cpu_miss_ns]
+                model = evidence.costs[cost]
+                more_ns = max(0.0, misses_per_copy * model.cpu_miss_ns - model.copy_event_ns)
+                times = found @ [1.0, more_ns]
                 losses.append(times / times.min() - 1)
         of_trace.append(np.mean(losses, axis=0))
     return dict(zip(policies, np.mean(of_trace, axis=0).tolist(), strict=True))

@@ -39,7 +39,10 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     parser.add_argument("traces", metavar="TRACE", type=Path, nargs="+", help="any trace that moecache trace reads")
     parser.add_argument(
-        "--cost", metavar="LIST", required=True, help="cost models by comma: JSON files, or h200, rtx-4060-ti"
+        "--cost",
+        metavar="LIST",
+        required=True,
+        help="cost models by comma: JSON files, or h200, h200-calibrated, rtx-4060-ti",
     )
     parser.add_argument(
         "--adaptive",

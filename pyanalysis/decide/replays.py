@@ -45,6 +45,7 @@ class Sums:
     events           int64[u, m, most + 1]   events of so many experts by their hits; times follow from it
     tokens           int64[u]   those of the part
     layer_hits, layer_accesses   int64[columns]   over the whole part
+    unit_copies      int64[u]   started by the unit's events
     copies, late     started by an event from the first of the part to the last
     """
 
@@ -53,6 +54,7 @@ class Sums:
     tokens: Array
     layer_hits: Array
     layer_accesses: Array
+    unit_copies: Array
     copies: int
     late: int
 
@@ -72,7 +74,8 @@ class Sums:
         """float64[u]: of the unit's tokens, by the formula of pyanalysis.cost."""
         by_hits = range(self.events.shape[2])
         table = [[cost.event_ns(n, min(h, n)) for h in by_hits] for n in self.n_experts.tolist()]
-        return np.tensordot(self.events, np.array(table), axes=2) + cost.other_token_ns * self.tokens
+        events: Array = np.tensordot(self.events, np.array(table), axes=2)
+        return events + cost.other_token_ns * self.tokens + cost.copy_event_ns * self.unit_copies
 
 
 class Replayer:
@@ -106,12 +109,16 @@ class Replayer:
         first, last = part.events[0], part.events[-1]
         copied = (replayed.copied_event >= first) & (replayed.copied_event <= last)
         columns = len(self.stream.columns)
+        unit_of_event = np.full(len(self._n_of_event), part.n_units)
+        unit_of_event[part.events] = part.unit
+        copied_units = unit_of_event[replayed.copied_event[replayed.copied_event >= 0]]
         return Sums(
             n_experts=n_experts,
             events=np.bincount(place, minlength=int(np.prod(shape))).reshape(shape),
             tokens=part.tokens,
             layer_hits=np.bincount(column, hits, columns).astype(np.int64),
             layer_accesses=np.bincount(column, n, columns).astype(np.int64),
+            unit_copies=np.bincount(copied_units, minlength=part.n_units + 1)[: part.n_units],
             copies=int(copied.sum()),
             late=int((copied & replayed.late).sum()),
         )

@@ -56,7 +56,8 @@ _RULES = (
     ),
     (
         "{budget}; clocked timing: a copy is a hit only when the cost model says that it is complete. The time for the "
-        "policy's own bookkeeping, and what copies take from the CPU's memory bandwidth, are in no cost model. "
+        "policy's own bookkeeping is in no cost model; what a copy takes from its token is copy_event_ns, where a cost "
+        "model has it. "
         "Parallel sequences are replayed one event after the other: what a batch saves is not in their times."
     ),
 )
@@ -89,8 +90,8 @@ def conclusion(decision: Decision) -> list[Block]:
         if cautious != group.adaptive:
             blocks.append(
                 Paragraph(
-                    f"Copies read the CPU's memory, which no cost model counts: if each cost as much as a miss, "
-                    f"{cautious} would be chosen instead of {group.adaptive}."
+                    f"Copies cost the token copy_event_ns, 0 where a cost model has none: if each cost as much as a "
+                    f"miss, {cautious} would be chosen instead of {group.adaptive}."
                 )
             )
         blocks.append(Shown(tables.verdicts(group)))
@@ -221,7 +222,7 @@ def _group_blocks(group: Group) -> list[Block]:
         Shown(
             tables.candidates(group),
             "Mean loss of time on the selection parts against the fastest of them. The last column, which decides "
-            "nothing, is the worst case for copies: each takes as much of the CPU's memory bandwidth as a miss.",
+            "nothing, is the worst case for copies: each takes as much of its token's time as a miss.",
         ),
         Heading(f"Sensitivity to costs, {group.name}", 3),
         Shown(

@@ -65,7 +65,7 @@ class Replay:
             c = self.cost
             options.costs = [
                 *(c.cpu_miss_ns, c.cpu_event_ns, c.gpu_hit_ns, c.other_layer_ns, c.other_token_ns, c.copy_latency_ns),
-                c.copy_bandwidth_bytes_per_s,
+                *(c.copy_bandwidth_bytes_per_s, c.copy_event_ns),
             ]
         return options
 
@@ -202,7 +202,7 @@ def _result(
     bytes_known = all(n_bytes > 0 for *_, n_bytes in stream.columns)
     same = replay.per_layer and len(set(slots)) == 1
     agreement = counts.agreed / counts.evictions if replay.victim_agreement and counts.evictions else None
-    time, miss_time = _times(stream, counts, replay.cost)
+    time, miss_time = _times(stream, counts, replay.cost, clocked=replay.timing_of(stream) == "clocked")
     layers = zip(stream.columns, counts.column_accesses, counts.column_hits, strict=True)
     return SimulationResult(
         trace=stream.trace,
@@ -237,7 +237,7 @@ def _result(
 
 
 def _times(
-    stream: EventStream, counts: _native.SimulationCounts, cost: CostModel | None
+    stream: EventStream, counts: _native.SimulationCounts, cost: CostModel | None, *, clocked: bool
 ) -> tuple[float | None, float | None]:
     """(time per decode token, the part of it that misses cost) in ns, by the formula of pyanalysis.cost."""
     if cost is None or stream.n_decode_tokens == 0 or stream.mode == "per-access":
@@ -248,6 +248,7 @@ def _times(
             total += n_events * cost.event_ns(n, hits)
             all_hits += n_events * cost.event_ns(n, n)
     tokens = stream.n_decode_tokens
+    total += counts.decode_admissions * cost.copy_event_ns if clocked else 0.0
     return (total + stream.n_decode_steps * cost.other_token_ns) / tokens, (total - all_hits) / tokens
 
 

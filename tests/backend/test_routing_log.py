@@ -108,8 +108,8 @@ def test_ids_and_weights_are_stocks(build: Build, tmp_path: Path, family: str, c
     _, log = run_logged(build, plan, tmp_path / "log", capacity)
     stock = run_reference(build, observed(plan), capacity=capacity)
     # On a GPU rounding differs: a callback cuts the graph of stock's run, and its fused kernels with it; between "0"
-    # and "all" the CPU computes a part. Behind the first layer that changes the choice between experts that are nearly as
-    # good. How often it does for stock itself, with its experts on the CPU and on the GPU, is the bound.
+    # and "all" the CPU computes a part. Behind the first layer that changes the choice between experts that are nearly
+    # as good. How often it does for stock itself, with its experts on the CPU and on the GPU, is the bound.
     on_gpu = reference_device() is not None
     on_cpu_stock = run_reference(build, observed(plan), capacity="0")
     on_gpu_stock = run_reference(build, observed(plan), capacity="all")

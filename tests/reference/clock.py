@@ -3,7 +3,8 @@
 Rules, from the cost model's documentation and DESIGN sections 4 and 6: a decode token costs other_token_ns before its
 first event. An event takes other_layer_ns until its router has chosen; then it is looked up, and its copies are
 enqueued on one queue, first come first served. A hit is an expert whose copy is complete by then. The event goes on for
-the longer of its hits on the GPU and its misses on the CPU. A slot that it reads is free when its hits are done.
+the longer of its hits on the GPU and its misses on the CPU, and copy_event_ns for each copy on top. A slot that it
+reads is free when its hits are done.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def clocked(
         hits = tuple(complete_at.get(key, float("inf")) <= lookup for key in event.keys)
         n_hits, n_misses = sum(hits), len(hits) - sum(hits)
         cpu = cost.cpu_event_ns + n_misses * cost.cpu_miss_ns if n_misses else 0.0
-        end = lookup + max(n_hits * cost.gpu_hit_ns, cpu)
+        end = lookup + max(n_hits * cost.gpu_hit_ns, cpu) + len(admissions[index]) * cost.copy_event_ns
         read = {key for key, hit in zip(event.keys, hits, strict=True) if hit}
         for newcomer, victim in admissions[index]:
             begin = max(queue_free, lookup)

@@ -25,6 +25,7 @@ BASE = dataclasses.replace(
     other_layer_ns=100,
     other_token_ns=7,
     copy_latency_ns=10,
+    copy_event_ns=2,
 )
 BANDWIDTHS = {"fast": 1e12, "late": 8e9, "hopeless": 1e9}  # a copy: 11, 135, 1,010 ns; a layer: 100 to 225
 

@@ -103,6 +103,7 @@ void simulator::step(uint64_t index) {
         so_far.agreed = meter->agreed();
     }
     manager->apply();
+    so_far.decode_admissions += events.decode[index] ? decisions.size() : 0;
     if (options.log) {
         so_far.log.hit.insert(so_far.log.hit.end(), hit.begin(), hit.begin() + event.n_items);
         log_decisions(static_cast<int64_t>(index), decisions);
@@ -110,7 +111,7 @@ void simulator::step(uint64_t index) {
     if (clock != nullptr) {
         const uint32_t n_misses = event.n_items - n_hits;
         const double   cpu_ns   = n_misses == 0 ? 0 : options.costs.cpu_event_ns + n_misses * options.costs.cpu_miss_ns;
-        clock->now_ns += std::max(gpu_ns, cpu_ns);
+        clock->now_ns += std::max(gpu_ns, cpu_ns) + decisions.size() * options.costs.copy_event_ns;
     }
     manager->readers_finished(index);
 }

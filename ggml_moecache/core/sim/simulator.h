@@ -28,6 +28,7 @@ struct sim_costs {
     double other_token_ns             = 0;
     double copy_latency_ns            = 0;
     double copy_bandwidth_bytes_per_s = 1;
+    double copy_event_ns              = 0;
 };
 
 struct sim_options {

@@ -97,7 +97,7 @@ def test_the_slots_stay_in_order(trace, capacity, policy, per_layer, clocked):
     n_slots = at_most(stream, capacity, per_layer)
     options = _native.SimulationOptions()
     options.clocked = clocked
-    options.costs = [20, 1, 5, 10, 3, 50, 1e9]
+    options.costs = [20, 1, 5, 10, 3, 50, 1e9, 2]
     budgets = len(stream.columns) if per_layer else 1
     simulator = _native.Simulator.make(stream.native, per_layer, policy, 0, [n_slots] * budgets, options)
     for event in range(stream.native.n_events + 1):

@@ -213,7 +213,7 @@ def test_per_access_is_labelled_and_has_no_time():
         ({"policy": "static:file=/no/such/file"}, "/no/such/file: cannot be read"),
         ({"timing": "late"}, "timing must be ideal or clocked. Got 'late'"),
         ({"timing": "clocked"}, "clocked timing needs a cost model"),
-        ({"mode": "atomic"}, "mode must be event-atomic or per-access. Got 'atomic'"),
+        ({"mode": "atomic"}, "mode must be event-atomic, as-run or per-access. Got 'atomic'"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(arguments, reason):
@@ -288,7 +288,10 @@ def test_paths_and_names_are_taken(tmp_path):
         (lambda: simulate(TRACE, 5, 1), "policy must be the name of a policy. Got 5"),
         (lambda: simulate(TRACE, "lru", 1.5), "must be a number of experts.*Got 1.5"),
         (lambda: simulate(TRACE, "lru", None), "must be a number of experts.*Got None"),
-        (lambda: simulate(TRACE, "lru", 1, 5), "cost must be a CostModel, a file or one of h200, rtx-4060-ti. Got int"),
+        (
+            lambda: simulate(TRACE, "lru", 1, 5),
+            "cost must be a CostModel, a file or one of h200, h200-calibrated, rtx-4060-ti. Got int",
+        ),
         (lambda: simulate(TRACE, "lru", 1, "h100"), "'h100' is no cost model"),
         (lambda: simulate(TRACE, "lru", 1, seed=2**63), r"seed must be a whole number from 0 to 2\^63 - 1"),
         (lambda: simulate(TRACE, "lru", 1, seed=-1), r"seed must be a whole number from 0 to 2\^63 - 1. Got -1"),
