@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jsonschema
@@ -14,7 +15,7 @@ from ggml_moecache.errors import ConfigError, MoeCacheError
 from pyanalysis import capacity_for, cost, simulate, sweep
 from pyanalysis.simulation import EventStream, results_to_arrow
 from pyanalysis.simulation.capacity import slots_of
-from tests.pyanalysis.simulation.small import small_trace
+from tests.pyanalysis.simulation.small import log_of, small_trace
 
 # Two layers of 8 experts of 100 bytes.
 TRACE = small_trace([[[0], [0]], [[1], [0]], [[0], [1]], [[2], [0]]], 8, expert_bytes=[100, 100])
@@ -138,6 +139,38 @@ def test_clocked_copies_may_be_late():
     assert slow.copies_late > 0
     assert slow.admissions == 7  # the decisions are the same
     assert slow.cost == "by hand, copy_bandwidth_bytes_per_s x 0.1"
+
+
+def test_a_copy_costs_its_event():
+    """Three misses, each a copy: 3 + 10 + 1 + 20 ns and 4 ns for the copy, which ideal timing has for nothing."""
+    trace = small_trace([[[0]], [[1]], [[0]]], 2, expert_bytes=[100])
+    model = dataclasses.replace(COST, copy_event_ns=4)
+    assert simulate(trace, "lru", 1, model).time_per_token_ns == pytest.approx(38)
+    assert simulate(trace, "lru", 1, model, timing="ideal").time_per_token_ns == pytest.approx(34)
+
+
+def test_ubatches_as_the_runtime_takes_them():
+    """Two tokens decoded together are one event, an expert of both counts once; a ubatch of 33 is no event at all."""
+    ids = [[[0]], [[1]], [[1]], [[1]], *([[[3]]] * 33), [[0]], [[2]]]
+    batch = [0, 0, 1, 1, *([2] * 33), 3, 3]
+    phase = [*([1] * 4), *([0] * 33), 1, 1]
+    trace = small_trace(ids, 4, batch=batch, phase=phase, request=[*[0, 1] * 2, *([0] * 33), 0, 1])
+    result = simulate(trace, "lru", 2, mode="as-run", events=True)
+    assert (result.n_events, result.n_tokens, result.n_decode_tokens, result.n_tokens_passed_by) == (3, 6, 6, 33)
+    assert (result.accesses, result.hits) == (5, 2)  # {0, 1}, {1}, {0, 2}: 1 and 0 are there, 2 is not
+    assert log_of(result)[1:] == [(0, 0, 2), (0, 0, 0), (1, 0, 2), (-1, -1, 0), (-1, -1, 1)]
+    timed = simulate(trace, "lru", 2, COST, mode="as-run", timing="ideal")
+    # The event of two misses, of one hit, of one hit beside a miss; one token's other work for each ubatch.
+    assert timed.time_per_token_ns == pytest.approx(((10 + 41) + (10 + 5) + (10 + 21) + 3 * 3) / 6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [(None, "mode as-run needs the ubatch"), ([0] * 33, "every ubatch has more than 32 tokens")],
+)
+def test_ubatches_that_cannot_be_taken_are_named(batch, reason):
+    with pytest.raises(ConfigError, match=reason):
+        simulate(small_trace([[[0]]] * 33, 2, batch=batch), "lru", 1, mode="as-run")
 
 
 def test_prefill_tokens_of_a_batch_are_one_event():
