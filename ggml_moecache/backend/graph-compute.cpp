@@ -1,5 +1,6 @@
 #include "backend/graph-compute.h"
 
+#include "backend/buffer-type.h"
 #include "core/expert-name.h"
 
 #include <algorithm>
@@ -50,10 +51,7 @@ static expert_placement placement_of(backend_context * context, const ggml_cgrap
     const device_context * device    = device_get(context->dev);
     const resident_set &   residents = context->moe->residents;
     return place_experts(
-        graph,
-        [device](const ggml_tensor * weight) {
-            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-        },
+        graph, [device](const ggml_tensor * weight) { return in_store(weight, device); },
         [&residents](const ggml_tensor * weight) { return residents.find(weight) != nullptr; });
 }
 

@@ -19,11 +19,6 @@ plan_segment::~plan_segment()                                    = default;
 plan_segment::plan_segment(plan_segment &&) noexcept             = default;
 plan_segment & plan_segment::operator=(plan_segment &&) noexcept = default;
 
-static bool in_store(const ggml_tensor * tensor, const device_context * device) {
-    const ggml_backend_buffer_t buffer = buffer_of(tensor);
-    return buffer != nullptr && buffer->buft == &device->store_type;
-}
-
 // --- build ----------------------------------------------------------------------------------------------------------------------
 
 // A row counts once, at the block's `down`: a cut block (eval callback) would otherwise count twice.

@@ -91,10 +91,7 @@ static ggml_tensor * find_weights(const ggml_cgraph * graph, const graph_walk & 
 void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
     const device_context * device = device_get(dev);
     const graph_walk       walk   = walk_graph(
-        graph,
-        [device](const ggml_tensor * weight) {
-            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-        },
+        graph, [device](const ggml_tensor * weight) { return in_store(weight, device); },
         [](const ggml_tensor *) { return false; });
     if (walk.blocks.empty()) {
         return;

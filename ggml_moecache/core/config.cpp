@@ -22,6 +22,10 @@ static const variable_info table[] = {
       "1: wait for every copy before the next layer, so that a run can be repeated byte for byte. For tests; slow." },
     { "GGML_MOECACHE_RESERVE_MIB", "512", "a whole number of MiB",
       "Device memory that capacity auto leaves free, after the KV cache and compute buffers." },
+    { "GGML_MOECACHE_EXPERT_SHARE", "50%", "a share like 50%",
+      "How much capacity auto, or a capacity that does not fit, keeps from a KV cache that would take all (--fit): this share of "
+      "the device memory that is free beside the layers' weights and 2 GiB for compute buffers and the rest. A capacity that "
+      "fits is kept as a whole." },
     { "GGML_MOECACHE_STANDIN_COPY_DELAY_US", "0", "a whole number of microseconds, at most 10000000",
       "The stand-in only: every copy of an expert takes this much longer. For tests." },
     { "GGML_MOECACHE_STANDIN_COPY_MIB_S", "0", "a whole number of MiB/s",
@@ -81,6 +85,9 @@ static std::string check(const variable_info & info, const std::string & value) 
     if (std::strcmp(info.name, "GGML_MOECACHE_CAPACITY") == 0) {
         capacity_setting ignored;
         good = capacity_setting::parse(value, ignored);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_EXPERT_SHARE") == 0) {
+        capacity_setting share;
+        good = capacity_setting::parse(value, share) && share.kind == capacity_kind::percent;
     } else if (std::strcmp(info.name, "GGML_MOECACHE_POLICY") == 0) {
         policy_spec       spec;
         const std::string error = policy_spec::parse(value, spec);
@@ -174,11 +181,14 @@ config config_read() {
     result.sync      = config_get("GGML_MOECACHE_SYNC") == "1";
     parse_number(config_get("GGML_MOECACHE_RESERVE_MIB"), result.reserve_bytes);
     result.reserve_bytes <<= 20;
-    result.require     = config_get("MOECACHE_REQUIRE") == "1";
-    result.status_file = config_get("GGML_MOECACHE_STATUS");
-    result.log_folder  = config_get("GGML_MOECACHE_LOG");
-    result.log_live    = config_get("GGML_MOECACHE_LOG_LIVE") == "1";
-    result.log_wait    = config_get("GGML_MOECACHE_LOG_FULL") == "wait";
+    capacity_setting share;
+    capacity_setting::parse(config_get("GGML_MOECACHE_EXPERT_SHARE"), share);
+    result.expert_share = share.amount / 100;
+    result.require      = config_get("MOECACHE_REQUIRE") == "1";
+    result.status_file  = config_get("GGML_MOECACHE_STATUS");
+    result.log_folder   = config_get("GGML_MOECACHE_LOG");
+    result.log_live     = config_get("GGML_MOECACHE_LOG_LIVE") == "1";
+    result.log_wait     = config_get("GGML_MOECACHE_LOG_FULL") == "wait";
     parse_number(config_get("GGML_MOECACHE_LOG_RING_EVENTS"), result.n_log_ring_events);
     return result;
 }

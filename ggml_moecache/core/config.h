@@ -40,6 +40,7 @@ struct config {
     std::string      policy;                    // as in core/policies/spec.h
     bool             sync          = false;     // wait for every copy: runs can be repeated byte for byte
     uint64_t         reserve_bytes = 0;         // device memory that capacity `auto` leaves free
+    double           expert_share  = 0;         // of what is free, for experts: backend/reservation.h
     bool             require       = false;     // every fallback is an error
     std::string      status_file;               // "" = none
     std::string      log_folder;                // "" = no log

@@ -81,6 +81,13 @@ TEST(nonsense_is_refused_with_name_rule_and_value) {
     for (const char * bad : { "", "-1", "x", "99999999999999999999" }) {
         CHECK(!config_set("GGML_MOECACHE_RESERVE_MIB", bad).empty());
     }
+    for (const char * bad : { "", "0%", "101%", "50", "2GiB", "auto", "all", "x%" }) {
+        CHECK(!config_set("GGML_MOECACHE_EXPERT_SHARE", bad).empty());
+    }
+    CHECK_EQ(config_read().expert_share, 0.5);
+    CHECK_EQ(config_set("GGML_MOECACHE_EXPERT_SHARE", "12.5%"), "");
+    CHECK_EQ(config_read().expert_share, 0.125);
+    CHECK_EQ(config_set("GGML_MOECACHE_EXPERT_SHARE", nullptr), "");
     for (const char * bad : { "0", "-1", "+8", " 8", "8 ", "8.5", "1e3", "0x10", "99999999999999999999", "MiB" }) {
         CHECK(!config_set("GGML_MOECACHE_DEVICE_MIB", bad).empty());
     }
