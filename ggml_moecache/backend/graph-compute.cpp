@@ -212,8 +212,8 @@ static void count(backend_context * context, const graph_plan & plan) {
     context_counters & counters = context->status->counters;
     // A ubatch may reach us in several parts (layers on the CPU between, an eval callback): it is one graph all the
     // same.
-    const bool new_ubatch = plan.counts.first_layer >= 0 && plan.counts.first_layer <= context->last_layer;
-    context->last_layer   = plan.counts.last_layer >= 0 ? plan.counts.last_layer : context->last_layer;
+    const bool new_ubatch = plan.counts.first_block >= 0 && plan.counts.first_block <= context->last_block;
+    context->last_block   = plan.counts.last_block >= 0 ? plan.counts.last_block : context->last_block;
     if (is_warmup(context, plan)) {
         counters.n_warmup_graphs += new_ubatch;
         return;

@@ -22,7 +22,7 @@ struct backend_context {
     std::unique_ptr<moe_op>         moe;
     std::unique_ptr<context_log>    log;     // nullptr: not asked for
     std::set<const void *>          refused; // weights that the inner device cannot multiply, by address
-    int  last_layer  = INT_MAX;              // of the last block computed: a ubatch goes up through the layers
+    int  last_block  = INT_MAX;              // block_order() of the last block computed: it rises within a ubatch
     bool announced   = false;                // the status line was written
     bool all_refused = false;                // capacity `all`, but there was no room: not tried again
     bool cache_tried = false;                // a capacity in between: the cache was made, or could not be
