@@ -34,8 +34,9 @@ static const variable_info table[] = {
       "Write the status of every llama context of the process to this file as JSON, when it becomes known and at exit." },
     { "GGML_MOECACHE_DEVICE_MIB", "", "a whole number of MiB, at least 1",
       "Treat each device as if it had only this much memory: reported to llama.cpp and applied to its own and our allocations." },
-    { "GGML_MOECACHE_STANDIN", "0", "0 or 1",
-      "When no GPU is found, register the CPU as a stand-in device, so that everything runs and can be tested without a GPU." },
+    { "GGML_MOECACHE_STANDIN", "0", "a number of devices, 0 to 8",
+      "When no GPU is found, register the CPU as a stand-in device, so that everything runs and can be tested without a GPU; more "
+      "than 1: as so many devices." },
     { "GGML_MOECACHE_LOG", "", "a folder",
       "Write the routing log (traces/FORMAT.md) of every llama context to this folder. It must not hold a log yet." },
     { "GGML_MOECACHE_LOG_RING_EVENTS", "262144", "a whole number of events, 64 to 67108864",
@@ -112,10 +113,11 @@ static std::string check(const variable_info & info, const std::string & value) 
         good = value.empty() || (parse_number(value, number) && number >= 1 && number < (uint64_t(1) << 43));
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_RING_EVENTS") == 0) {
         good = parse_number(value, number) && number >= 64 && number <= (uint64_t(1) << 26);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0) {
+        good = parse_number(value, number) && number <= 8;
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_FULL") == 0) {
         good = value == "drop" || value == "wait";
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_LIVE") == 0 ||
-               std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_PER_LAYER") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_SYNC") == 0 || std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
         good = value == "0" || value == "1";
@@ -193,8 +195,10 @@ config config_read() {
     return result;
 }
 
-bool config_standin() {
-    return config_get("GGML_MOECACHE_STANDIN") == "1";
+size_t config_standins() {
+    uint64_t number = 0;
+    parse_number(config_get("GGML_MOECACHE_STANDIN"), number);
+    return number;
 }
 
 uint64_t config_device_cap_bytes() {

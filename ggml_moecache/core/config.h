@@ -50,7 +50,7 @@ struct config {
 };
 
 config   config_read();
-bool     config_standin();          // GGML_MOECACHE_STANDIN=1: wrap the CPU when there is no GPU
+size_t   config_standins();         // GGML_MOECACHE_STANDIN: wrap the CPU so many times when there is no GPU
 uint64_t config_device_cap_bytes(); // GGML_MOECACHE_DEVICE_MIB in bytes, 0 = no cap
 
 // How slow the stand-in's copies are, for tests.
