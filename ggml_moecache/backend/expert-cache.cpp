@@ -89,6 +89,10 @@ std::unique_ptr<expert_cache> expert_cache::make(const cache_request &          
     slot_plan                     plan;
     why = plan.read(weights, settings.per_layer, request.n_used);
     why = why.empty() ? plan.choose(request.dev, settings, free_bytes_of(request.dev), fewer) : why;
+    const bool takes_the_rest = settings.capacity.kind == capacity_kind::automatic || !fewer.empty();
+    if (why.empty() && takes_the_rest && request.may_wait) {
+        return nullptr;
+    }
     if (why.empty()) {
         made->take(std::move(plan));
         why = made->start(settings);

@@ -51,7 +51,8 @@ struct cache_request {
     ggml_backend_dev_t dev;
     ggml_backend_t     inner;
     const config &     settings;
-    uint32_t           n_used; // the largest top-k
+    uint32_t           n_used;   // the largest top-k
+    bool               may_wait; // do not take what others may still need: see make()
 };
 
 class expert_cache {
@@ -60,7 +61,8 @@ public:
 
     // `weights`: the expert weights of the store that the model graph shows. Returns nullptr and `why` when there is no
     // room for one slot, or a setting does not fit the model; else `why` is "", or says that there are fewer slots than
-    // asked for.
+    // asked for. nullptr and "" where the slots would be whatever is left (`auto`, or fewer than asked for) and the
+    // request may wait.
     static std::unique_ptr<expert_cache> make(const cache_request &                    request,
                                               const std::vector<const ggml_tensor *> & weights, std::string & why);
     ~expert_cache();

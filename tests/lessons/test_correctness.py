@@ -70,9 +70,9 @@ def test_lesson_01_an_expert_in_use_is_evicted_by_its_own_step(build: Build, tmp
 
 
 def test_lesson_02_a_slot_is_overwritten_while_it_is_read(build: Build) -> None:
-    """One slot in each layer and LRU: it is read by a token and given away by the same token, for 60 tokens. A copy that
-    did not wait for the reader would replace weights in the middle of a product. The races themselves are looked for
-    by tests/backend/stress."""
+    """One slot in each layer and LRU: it is read by a token and given away by the same token, for 60 tokens. A copy
+    that did not wait for the reader would replace weights in the middle of a product. The races themselves are looked
+    for by tests/backend/stress."""
     figures = run(build, one_by_one(embedded_model(), 60), "1", GGML_MOECACHE_PER_LAYER="1", **LRU)
     assert figures["n_evictions"] > 8 * 50
 
@@ -135,8 +135,8 @@ def test_lesson_05_adapters(build: Build, family: str) -> None:
 
 
 def test_lesson_06_runs_that_shall_be_alike_are(build: Build, tmp_path: Path) -> None:
-    """A number of experts, synchronous copies, one seed: text, log (but for times) and figures are the same bytes. `auto`
-    depends on free memory, and with it the content of the cache, never the logits on the stand-in."""
+    """A number of experts, synchronous copies, one seed: logits, log (but for times) and figures are the same bytes.
+    `auto` depends on free memory, and with it the content of the cache, never the logits on the stand-in."""
     plan = one_by_one(embedded_model(), 30)
     settings = {"GGML_MOECACHE_SYNC": "1", "GGML_MOECACHE_POLICY": "random:seed=4"}
     runs = [run_logged(build, plan, tmp_path / name, "100", **settings) for name in ("first", "second")]
@@ -156,7 +156,7 @@ def test_lesson_06_runs_that_shall_be_alike_are(build: Build, tmp_path: Path) ->
 
 
 def test_lesson_07_an_mtp_layer_has_a_cache_of_its_own(build: Build) -> None:
-    """The trunk's decisions are those of a run without an MTP context, and each context has slots for its layers only."""
+    """The trunk's decisions are those of a run without an MTP context; each context has slots for its layers only."""
     path = model_path("qwen35moe-mtp", "Q4_0")
     tokens = token_stream(24, seed=8)
     trunk = Scenario("trunk", tuple(decode([token], start=i) for i, token in enumerate(tokens)))
