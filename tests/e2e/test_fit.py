@@ -76,7 +76,7 @@ def test_too_small_for_the_layers(build: Build) -> None:
 
 @pytest.mark.parametrize("capacity", ["25%", "256", "3MiB"])
 def test_slots_have_their_memory_before_the_context(build: Build, capacity: str) -> None:
-    """lesson 22: --fit on a device of 24 MiB shortens a context that is not given, and the slots are all there."""
+    """--fit on a device of 24 MiB shortens a context that is not given, and the slots are all there."""
     arguments = ("llama-completion", *ARGUMENTS, *SAME_KERNELS, "-fit", "on", "-fitt", "1", "-lv", "4")
     lengths, free = [], []
     for chosen in ("0", capacity):

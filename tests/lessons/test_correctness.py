@@ -72,7 +72,7 @@ def test_lesson_01_an_expert_in_use_is_evicted_by_its_own_step(build: Build, tmp
 def test_lesson_02_a_slot_is_overwritten_while_it_is_read(build: Build) -> None:
     """One slot in each layer and LRU: it is read by a token and given away by the same token, for 60 tokens. A copy
     that did not wait for the reader would replace weights in the middle of a product. The races themselves are looked
-    for by tests/backend/stress."""
+    for by tests/backend/sessions."""
     figures = run(build, one_by_one(embedded_model(), 60), "1", GGML_MOECACHE_PER_LAYER="1", **LRU)
     assert figures["n_evictions"] > 8 * 50
 
