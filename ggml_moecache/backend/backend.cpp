@@ -27,6 +27,9 @@ static const char * backend_get_name(ggml_backend_t backend) {
 static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
     context->log.reset();
+    if (context->waiting && !context->announced) {
+        announce(context, context->waiting_facts);
+    }
     if (context->announced) { // an adapter may have been freed since
         context_facts facts = context->status->facts();
         facts.resident_bytes =
@@ -123,9 +126,7 @@ static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
     ggml_backend_t         inner  = inner_of(backend);
     const device_context * device = device_get(context_of(backend)->dev);
     if (context_of(backend)->settings.capacity.partial()) {
-        bring_blocks_together(graph, [device](const ggml_tensor * weight) {
-            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-        });
+        bring_blocks_together(graph, [device](const ggml_tensor * weight) { return in_store(weight, device); });
     }
     if (inner->iface.graph_optimize != nullptr) {
         inner->iface.graph_optimize(inner, graph, params);

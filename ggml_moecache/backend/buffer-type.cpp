@@ -154,10 +154,7 @@ static ggml_backend_buffer_t store_alloc_buffer(ggml_backend_buffer_type_t type,
         delete store;
         return nullptr;
     }
-    {
-        std::lock_guard<std::mutex> lock(device->probed_mutex);
-        device->probed.clear(); // what was asked about is being loaded
-    }
+    device->reservation.loading();
     device->store_bytes += size;
     device->store_pinned_bytes += store->pinned ? size : 0;
     return ggml_backend_buffer_init(type, iface, store, size);
@@ -215,6 +212,11 @@ bool buffer_type_is_store(ggml_backend_buffer_type_t type) {
 
 bool buffer_type_is_ours(ggml_backend_buffer_type_t type) {
     return buffer_type_is_default(type) || buffer_type_is_store(type);
+}
+
+bool in_store(const ggml_tensor * weight, const device_context * device) {
+    const ggml_backend_buffer_t buffer = buffer_of(weight);
+    return buffer != nullptr && buffer->buft == &device->store_type;
 }
 
 inner_view::inner_view(const ggml_tensor * source) :

@@ -20,6 +20,9 @@ bool buffer_type_is_default(ggml_backend_buffer_type_t type); // of any MoECache
 bool buffer_type_is_store(ggml_backend_buffer_type_t type);
 bool buffer_type_is_ours(ggml_backend_buffer_type_t type);
 
+// Whether a weight, or what it is a view of, lies in the store of `device`.
+bool in_store(const ggml_tensor * weight, const device_context * device);
+
 // A copy of a tensor of a default-type buffer as the inner backend expects it: data in a buffer of the inner type.
 // Points into itself, so it must stay where it is; lives for one call.
 struct inner_view {

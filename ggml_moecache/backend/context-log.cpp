@@ -1,5 +1,6 @@
 #include "backend/context-log.h"
 
+#include "backend/buffer-type.h"
 #include "core/expert-name.h"
 #include "transfer/cuda-events.h"
 
@@ -82,8 +83,8 @@ static std::map<std::string, const ggml_tensor *> stored_weights(const ggml_cgra
         const ggml_tensor * tensor =
             ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
         expert_name name;
-        if (tensor != nullptr && tensor->op == GGML_OP_NONE && tensor->buffer != nullptr &&
-            tensor->buffer->buft == &device->store_type && expert_name_parse(tensor->name, name)) {
+        if (tensor != nullptr && tensor->op == GGML_OP_NONE && in_store(tensor, device) &&
+            expert_name_parse(tensor->name, name)) {
             weights[tensor->name] = tensor;
         }
     }

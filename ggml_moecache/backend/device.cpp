@@ -43,23 +43,6 @@ uint64_t device_allowance_bytes(device_context * device) {
     return cap > used ? cap - used : 0;
 }
 
-// Capacity `all` will copy every expert to the device, but only at the first graph. Until then llama.cpp must not give
-// the memory to anything else (--fit, the split of layers over devices).
-static uint64_t reserved_bytes(device_context * device) {
-    if (config_get("GGML_MOECACHE_CAPACITY") != "all") {
-        return 0;
-    }
-    uint64_t needed = device->store_bytes;
-    {
-        std::lock_guard<std::mutex> lock(device->probed_mutex);
-        for (const auto & weight : device->probed) {
-            needed += weight.second;
-        }
-    }
-    const uint64_t resident = device->resident_bytes;
-    return needed > resident ? needed - resident : 0;
-}
-
 static void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
     device_context * device = device_get(dev);
     ggml_backend_dev_memory(device->inner, free, total);
@@ -73,9 +56,9 @@ static void device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * to
         *total    = std::min<uint64_t>(*total, cap);
         available = std::min(available, cap > used ? cap - used : 0);
     }
-    // What cannot fit is refused at the first graph; reserving for it would only drive layers off the device (--fit).
+    // `all` that cannot fit is refused at the first graph; reserving for it would only drive layers off the device.
     // Never 0: llama.cpp divides the layers by the sum of what is free and fails to load the model when that is 0.
-    const uint64_t reserved = reserved_bytes(device);
+    const uint64_t reserved = device->reservation.bytes(dev, available);
     *free                   = available > reserved ? available - reserved : available;
 }
 
@@ -87,14 +70,6 @@ static bool is_loader_probe(const ggml_tensor * weight) {
            weight->buffer->usage == GGML_BACKEND_BUFFER_USAGE_ANY;
 }
 
-static void remember_probe(device_context * device, const ggml_tensor * weight) {
-    std::lock_guard<std::mutex> lock(device->probed_mutex);
-    if (device->probed.count(weight->name) != 0) { // the next load starts over
-        device->probed.clear();
-    }
-    device->probed[weight->name] = ggml_nbytes(weight);
-}
-
 static bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     device_context * device = device_get(dev);
     if (op->op == GGML_OP_MUL_MAT_ID) {
@@ -102,7 +77,7 @@ static bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
         const ggml_backend_buffer_t buffer = buffer_of(weight);
         if (buffer != nullptr && buffer->buft == &device->store_type) {
             if (is_loader_probe(weight)) {
-                remember_probe(device, weight);
+                device->reservation.ask_expert(weight, static_cast<uint32_t>(op->src[2]->ne[0]));
             }
             return true; // the CPU computes it for every type that GGML has
         }
@@ -126,7 +101,15 @@ static bool device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
             return false; // memory of another GPU (the inner device checks this by a type that ours hides from it)
         }
     }
-    return ggml_backend_dev_supports_op(device->inner, op);
+    if (!ggml_backend_dev_supports_op(device->inner, op)) {
+        return false;
+    }
+    for (const ggml_tensor * src : op->src) {
+        if (src != nullptr && is_loader_probe(src) && src->buffer->buft == &device->default_type) {
+            device->reservation.ask_other(src);
+        }
+    }
+    return true;
 }
 
 static bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t type) {

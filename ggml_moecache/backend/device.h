@@ -5,11 +5,10 @@
 #pragma once
 
 #include "backend/ggml-internal.h"
+#include "backend/reservation.h"
 
 #include <atomic>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <string>
 
 namespace moecache {
@@ -34,10 +33,7 @@ struct device_context {
     // this process and others took since then. 0 = not looked at yet.
     std::atomic<uint64_t> uncapped_free_bytes { 0 };
 
-    // Expert weights that llama.cpp's loader asked about, by name, in bytes, and that are not in the store yet: with
-    // the store's bytes, what the capacity `all` will need before it exists.
-    std::mutex                      probed_mutex;
-    std::map<std::string, uint64_t> probed;
+    expert_reservation reservation; // what copies of experts will take before they exist
 
     std::atomic<void (*)(ggml_backend_buffer_t)> standin_free { nullptr }; // the CPU buffer's own free function
 };

@@ -16,45 +16,6 @@ expert_cache::~expert_cache() {
 
 // --- make -----------------------------------------------------------------------------------------------------------------------
 
-std::string expert_cache::read_columns(const std::vector<const ggml_tensor *> & weights, bool per_layer) {
-    std::map<std::pair<int, int>, column_weights> found;
-    for (const ggml_tensor * weight : weights) {
-        expert_name name;
-        if (expert_name_parse(weight->name, name)) {
-            found[{ name.layer, name.family }][static_cast<size_t>(name.role)] = weight;
-        }
-    }
-    std::vector<column_info> infos;
-    for (const auto & entry : found) {
-        if (entry.second[static_cast<size_t>(expert_role::down)] == nullptr) {
-            continue; // placed elsewhere by the user: the layer is computed as without a cache
-        }
-        column_info info;
-        info.layer_id    = entry.first.first;
-        info.family      = expert_family_name(entry.first.second);
-        const auto index = static_cast<uint32_t>(columns.size());
-        for (size_t role = 0; role < n_expert_roles; role++) {
-            const ggml_tensor * weight = entry.second[role];
-            if (weight != nullptr) {
-                info.n_experts = static_cast<uint32_t>(weight->ne[2]);
-                info.expert_bytes += weight->nb[2];
-                column_of_weight[weight->data] = { index, static_cast<expert_role>(role) };
-            }
-        }
-        columns.push_back(entry.second);
-        infos.push_back(info);
-    }
-    if (infos.empty()) {
-        return "no layer has its ffn_down_exps in the store";
-    }
-    const std::vector<uint32_t> layouts = expert_pools::layouts(columns);
-    for (size_t i = 0; i < infos.size(); i++) {
-        infos[i].layout = layouts[i];
-    }
-    geometry = cache_geometry::make(std::move(infos), per_layer);
-    return "";
-}
-
 // Device memory that can be had now.
 static uint64_t free_bytes_of(ggml_backend_dev_t dev) {
     size_t free  = 0;
@@ -63,37 +24,18 @@ static uint64_t free_bytes_of(ggml_backend_dev_t dev) {
     return std::min<uint64_t>(free, device_allowance_bytes(device_get(dev)));
 }
 
-// As many slots as were asked for or, where the device has no room for them, as fit.
-std::string expert_cache::choose_slots(const config & settings, std::string & fewer) {
-    const uint64_t        reserve     = settings.capacity.kind == capacity_kind::automatic ? settings.reserve_bytes : 0;
-    const uint64_t        free        = free_bytes_of(dev);
-    const uint64_t        spare_bytes = expert_pools::total_bytes(dev, geometry, columns, n_spare); // no slots yet
-    uint64_t              limit       = free > reserve + spare_bytes ? free - reserve - spare_bytes : 0;
-    std::vector<uint32_t> slots;
-    std::string           error = settings.capacity.slots(geometry, settings.per_layer, limit, slots);
-    for (;;) {
-        if (error.empty()) {
-            error = geometry.set_slots(slots);
+void expert_cache::take(slot_plan plan) {
+    n_spare               = plan.n_spare;
+    place_bytes_of_column = plan.place_bytes_of_column();
+    geometry              = std::move(plan.geometry);
+    columns               = std::move(plan.columns);
+    for (uint32_t column = 0; column < columns.size(); column++) {
+        for (size_t role = 0; role < n_expert_roles; role++) {
+            if (columns[column][role] != nullptr) {
+                column_of_weight[columns[column][role]->data] = { column, static_cast<expert_role>(role) };
+            }
         }
-        const uint64_t needed = error.empty() ? expert_pools::total_bytes(dev, geometry, columns, n_spare) : 0;
-        if (!error.empty() || needed + reserve <= free || limit == 0) {
-            break;
-        }
-        if (settings.capacity.kind != capacity_kind::automatic && fewer.empty()) {
-            fewer = "capacity " + settings.capacity.text + " needs " + std::to_string(needed >> 20) + " MiB on " +
-                    device_get(dev)->name + ", " + std::to_string(free >> 20) + " MiB are free";
-        }
-        // Alignment and padding take more than the experts themselves.
-        limit -= std::min(limit, needed + reserve - free);
-        capacity_setting smaller;
-        smaller.kind   = capacity_kind::bytes;
-        smaller.amount = static_cast<double>(limit);
-        error          = smaller.slots(geometry, settings.per_layer, limit, slots);
     }
-    if (error.empty() && geometry.most_slots() == 0) {
-        return "there is no room for a slot on " + device_get(dev)->name;
-    }
-    return error;
 }
 
 std::string expert_cache::start(const config & settings) {
@@ -117,7 +59,7 @@ std::string expert_cache::start(const config & settings) {
     if (!error.empty()) {
         return error;
     }
-    const size_t               place_bytes = geometry.columns.size() * max_tokens * n_spare * sizeof(int32_t);
+    const size_t               place_bytes = geometry.columns.size() * place_bytes_of_column;
     ggml_backend_buffer_type_t pinned      = ggml_backend_dev_host_buffer_type(device_get(dev)->inner);
     place_buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), place_bytes);
     host_buffer =
@@ -144,10 +86,17 @@ std::unique_ptr<expert_cache> expert_cache::make(const cache_request &          
     const config &                settings = request.settings;
     std::unique_ptr<expert_cache> made(new expert_cache(request.dev, request.inner, settings.sync));
     std::string                   fewer;
-    made->n_spare = request.n_used;
-    why           = made->read_columns(weights, settings.per_layer);
-    why           = why.empty() ? made->choose_slots(settings, fewer) : why;
-    why           = why.empty() ? made->start(settings) : why;
+    slot_plan                     plan;
+    why = plan.read(weights, settings.per_layer, request.n_used);
+    why = why.empty() ? plan.choose(request.dev, settings, free_bytes_of(request.dev), fewer) : why;
+    const bool takes_the_rest = settings.capacity.kind == capacity_kind::automatic || !fewer.empty();
+    if (why.empty() && takes_the_rest && request.may_wait) {
+        return nullptr;
+    }
+    if (why.empty()) {
+        made->take(std::move(plan));
+        why = made->start(settings);
+    }
     if (!why.empty()) {
         return nullptr;
     }

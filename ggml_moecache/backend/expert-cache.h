@@ -7,9 +7,9 @@
 
 #include "backend/expert-pools.h"
 #include "backend/graph-walk.h"
+#include "backend/slot-plan.h"
 #include "backend/slot-transfer.h"
 #include "core/cache-manager.h"
-#include "core/config.h"
 #include "core/policies/spec.h"
 
 #include <map>
@@ -51,16 +51,18 @@ struct cache_request {
     ggml_backend_dev_t dev;
     ggml_backend_t     inner;
     const config &     settings;
-    uint32_t           n_used; // the largest top-k
+    uint32_t           n_used;   // the largest top-k
+    bool               may_wait; // do not take what others may still need: see make()
 };
 
 class expert_cache {
 public:
-    static constexpr int64_t max_tokens = max_ubatch_tokens;
+    static constexpr int64_t max_tokens = slot_plan::max_tokens;
 
     // `weights`: the expert weights of the store that the model graph shows. Returns nullptr and `why` when there is no
     // room for one slot, or a setting does not fit the model; else `why` is "", or says that there are fewer slots than
-    // asked for.
+    // asked for. nullptr and "" where the slots would be whatever is left (`auto`, or fewer than asked for) and the
+    // request may wait.
     static std::unique_ptr<expert_cache> make(const cache_request &                    request,
                                               const std::vector<const ggml_tensor *> & weights, std::string & why);
     ~expert_cache();
@@ -107,8 +109,7 @@ private:
     expert_cache(ggml_backend_dev_t dev, ggml_backend_t inner, bool sync) :
         dev(dev), inner(inner), pools(dev), sync(sync) {}
 
-    std::string read_columns(const std::vector<const ggml_tensor *> & weights, bool per_layer);
-    std::string choose_slots(const config & settings, std::string & fewer);
+    void        take(slot_plan plan);
     std::string start(const config & settings);
     void        make_event(uint32_t column, const int32_t * ids, uint32_t n_rows);
     void        report_copies(uint32_t column, const std::vector<copy_outcome> & outcomes);
@@ -117,7 +118,7 @@ private:
     void        fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
                             std::vector<missed_row> & misses);
 
-    size_t place_offset(uint32_t column) const { return column * max_tokens * n_spare * sizeof(int32_t); }
+    size_t place_offset(uint32_t column) const { return column * place_bytes_of_column; }
 
     ggml_backend_dev_t                                       dev;
     ggml_backend_t                                           inner;
@@ -131,6 +132,7 @@ private:
     std::unique_ptr<slot_transfer>                           copies;
     std::unique_ptr<cache_manager>                           manager;
     uint32_t                                                 n_spare = 0; // places per layout, the largest top-k
+    size_t                                                   place_bytes_of_column = 0;
     ggml_backend_buffer_t place_buffer = nullptr; // on the device: [columns][max_tokens * n_spare]
     ggml_backend_buffer_t host_buffer  = nullptr; // the same on the host, pinned if possible
     bool                  sync;

@@ -1,5 +1,6 @@
 #include "backend/graph-compute.h"
 
+#include "backend/buffer-type.h"
 #include "core/expert-name.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ void write_status_file(backend_context * context) {
     }
 }
 
-static void announce(backend_context * context, const context_facts & facts) {
+void announce(backend_context * context, const context_facts & facts) {
     context->announced = true;
     context->status->update(facts);
     // llama.cpp's programs hide INFO of backends by default
@@ -50,10 +51,7 @@ static expert_placement placement_of(backend_context * context, const ggml_cgrap
     const device_context * device    = device_get(context->dev);
     const resident_set &   residents = context->moe->residents;
     return place_experts(
-        graph,
-        [device](const ggml_tensor * weight) {
-            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-        },
+        graph, [device](const ggml_tensor * weight) { return in_store(weight, device); },
         [&residents](const ggml_tensor * weight) { return residents.find(weight) != nullptr; });
 }
 
@@ -136,16 +134,31 @@ static bool make_resident(backend_context * context, const ggml_cgraph * graph) 
 
 // --- capacities in between --------------------------------------------------------------------------------------------------------
 
-// Make the cache. Returns false when the computation must end.
+// A program's warm-up is an ordinary graph of two tokens, and llama-server loads its draft model after it. Who takes
+// what is left of the device must not take it before. With a log there is no waiting: all of its events have one cache.
+static bool may_be_warmup(const backend_context * context, const graph_plan & plan) {
+    const uint64_t n_begun = context->status->counters.n_graphs + context->status->counters.n_warmup_graphs;
+    const bool     goes_on = plan.counts.first_block < 0 || plan.counts.first_block > context->last_block;
+    return context->log == nullptr && plan.walk.blocks.front().n_tokens <= 2 &&
+           (n_begun == 0 || (n_begun == 1 && goes_on));
+}
+
+// Make the cache, or let it wait. Returns false when the computation must end.
 static bool make_cache(backend_context * context, const graph_plan & plan, const ggml_cgraph * graph) {
     uint32_t n_used = 0;
     for (const moe_block & block : plan.walk.blocks) {
         n_used = std::max(n_used, static_cast<uint32_t>(block.ids->ne[0]));
     }
-    cache_request request { context->dev, context->inner, context->settings, n_used };
+    cache_request request { context->dev, context->inner, context->settings, n_used, may_be_warmup(context, plan) };
     std::string   why;
+    context->moe->cache = expert_cache::make(request, placement_of(context, graph).stored, why);
+    context->waiting    = context->moe->cache == nullptr && why.empty();
+    if (context->waiting) {
+        context->waiting_facts       = current_facts(context, placement_of(context, graph));
+        context->waiting_facts.state = context_state::active;
+        return true;
+    }
     context->cache_tried = true;
-    context->moe->cache  = expert_cache::make(request, placement_of(context, graph).stored, why);
     context->moe->forget_plans();
     if (context->moe->cache == nullptr) {
         context_facts facts = current_facts(context, placement_of(context, graph));
@@ -214,8 +227,8 @@ static void count(backend_context * context, const graph_plan & plan) {
     context_counters & counters = context->status->counters;
     // A ubatch may reach us in several parts (layers on the CPU between, an eval callback): it is one graph all the
     // same.
-    const bool new_ubatch = plan.counts.first_layer >= 0 && plan.counts.first_layer <= context->last_layer;
-    context->last_layer   = plan.counts.last_layer >= 0 ? plan.counts.last_layer : context->last_layer;
+    const bool new_ubatch = plan.counts.first_block >= 0 && plan.counts.first_block <= context->last_block;
+    context->last_block   = plan.counts.last_block >= 0 ? plan.counts.last_block : context->last_block;
     if (is_warmup(context, plan)) {
         counters.n_warmup_graphs += new_ubatch;
         return;
@@ -277,7 +290,7 @@ enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
         return GGML_STATUS_ALLOC_FAILED;
     }
     const bool warmup = is_warmup(context, *plan);
-    if (!context->announced && !warmup) {
+    if (!context->announced && !warmup && !context->waiting) {
         if (plan->walk.blocks.empty()) {
             announce_without_blocks(context, graph);
         } else if (!announce_active(context, graph)) {

@@ -22,15 +22,20 @@ struct backend_context {
     std::unique_ptr<moe_op>         moe;
     std::unique_ptr<context_log>    log;     // nullptr: not asked for
     std::set<const void *>          refused; // weights that the inner device cannot multiply, by address
-    int  last_layer  = INT_MAX;              // of the last block computed: a ubatch goes up through the layers
-    bool announced   = false;                // the status line was written
-    bool all_refused = false;                // capacity `all`, but there was no room: not tried again
-    bool cache_tried = false;                // a capacity in between: the cache was made, or could not be
-    bool failed      = false;                // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
-    bool file_failed = false;                // the status file could not be written: said once, not tried again
+    int           last_block  = INT_MAX;     // block_order() of the last block computed: it rises within a ubatch
+    bool          announced   = false;       // the status line was written
+    bool          all_refused = false;       // capacity `all`, but there was no room: not tried again
+    bool          cache_tried = false;       // a capacity in between: the cache was made, or could not be
+    bool          waiting     = false;       // the cache waits for the second graph
+    context_facts waiting_facts;             // the status line, should there be none
+    bool          failed      = false;       // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
+    bool          file_failed = false;       // the status file could not be written: said once, not tried again
 };
 
 enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph);
+
+// The status line, once per context, and the status file.
+void announce(backend_context * context, const context_facts & facts);
 
 // Nothing when none was asked for; an error is said once.
 void write_status_file(backend_context * context);

@@ -19,11 +19,6 @@ plan_segment::~plan_segment()                                    = default;
 plan_segment::plan_segment(plan_segment &&) noexcept             = default;
 plan_segment & plan_segment::operator=(plan_segment &&) noexcept = default;
 
-static bool in_store(const ggml_tensor * tensor, const device_context * device) {
-    const ggml_backend_buffer_t buffer = buffer_of(tensor);
-    return buffer != nullptr && buffer->buft == &device->store_type;
-}
-
 // --- build ----------------------------------------------------------------------------------------------------------------------
 
 // A row counts once, at the block's `down`: a cut block (eval callback) would otherwise count twice.
@@ -36,8 +31,8 @@ static void count_block(const graph_plan & plan, const ggml_cgraph * graph, cons
         if (!expert_name_parse(graph->nodes[op.node]->src[0]->name, name) || name.role != expert_role::down) {
             continue;
         }
-        counts.first_layer = counts.first_layer < 0 ? name.layer : counts.first_layer;
-        counts.last_layer  = name.layer;
+        counts.last_block  = block_order(name.layer, name.family);
+        counts.first_block = counts.first_block < 0 ? counts.last_block : counts.first_block;
         counts.n_events += static_cast<uint64_t>(block.n_tokens);
         if (!shared) {
             (op.on_host ? counts.n_misses : counts.n_hits) += static_cast<uint64_t>(block.n_rows);

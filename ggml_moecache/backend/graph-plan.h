@@ -59,8 +59,8 @@ struct plan_swap {
 
 // What one run of the plan adds to the counters.
 struct plan_counts {
-    int      first_layer      = -1; // of the blocks whose rows are counted here, -1 = none
-    int      last_layer       = -1;
+    int      first_block      = -1; // block_order() of the blocks whose rows are counted here, -1 = none
+    int      last_block       = -1;
     uint64_t n_events         = 0;
     uint64_t n_hits           = 0;
     uint64_t n_misses         = 0;

@@ -81,6 +81,7 @@ static void find_complete(const ggml_cgraph * graph, const std::vector<expert_op
             (name.role == expert_role::down ? down : other) = true;
         }
     }
+    block.has_down = down;
     block.complete = down && other;
 }
 

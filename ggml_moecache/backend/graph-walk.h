@@ -27,7 +27,8 @@ struct expert_op {
 struct moe_block {
     const ggml_tensor * ids   = nullptr; // router ids, I32 [n_expert_used, n_tokens], often a strided view
     int                 layer = -1;
-    std::vector<int>    ops;              // indices in graph_walk::ops, in graph order
+    std::vector<int>    ops; // indices in graph_walk::ops, in graph order
+    bool                has_down = false;
     bool                complete = false; // from the first projection to `down`: an eval callback may have cut it
     bool                known    = true;  // every weight is an expert weight or an adapter
     int64_t             n_expert = 0;     // ne[2] of the weights

@@ -139,11 +139,11 @@ static std::vector<ggml_backend_dev_t> find_inner(bool & standin, std::string & 
             other_gpu = ggml_backend_dev_name(dev);
         }
     }
-    standin = found.empty() && other_gpu.empty() && config_standin();
+    standin = found.empty() && other_gpu.empty() && config_standins() > 0;
     if (standin) {
         ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
         if (cpu != nullptr) {
-            found.push_back(cpu);
+            found.assign(config_standins(), cpu);
         }
     }
     return found;

@@ -88,13 +88,27 @@ static ggml_tensor * find_weights(const ggml_cgraph * graph, const graph_walk & 
     return found;
 }
 
+// What record() reads of the model graph beside the blocks, by llama.cpp's names.
+static const char * const input_names[] = { "inp_pos", "out_ids", "attn_inp_kq_mask", "attn_inp_k_idxs" };
+
+static std::vector<ggml_tensor *> inputs_of(const ggml_cgraph * graph) {
+    std::vector<ggml_tensor *> inputs;
+    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
+        ggml_tensor * tensor =
+            ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
+        if (tensor != nullptr && (tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 &&
+            std::any_of(std::begin(input_names), std::end(input_names),
+                        [tensor](const char * name) { return std::strcmp(tensor->name, name) == 0; })) {
+            inputs.push_back(tensor);
+        }
+    }
+    return inputs;
+}
+
 void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
     const device_context * device = device_get(dev);
     const graph_walk       walk   = walk_graph(
-        graph,
-        [device](const ggml_tensor * weight) {
-            return weight->buffer != nullptr && weight->buffer->buft == &device->store_type;
-        },
+        graph, [device](const ggml_tensor * weight) { return in_store(weight, device); },
         [](const ggml_tensor *) { return false; });
     if (walk.blocks.empty()) {
         return;
@@ -105,6 +119,9 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
     std::vector<ggml_tensor *> kept; // all ids before all weights: so each of the two is one copy (gather.h)
     std::vector<ggml_tensor *> kept_weights;
     for (const moe_block & block : walk.blocks) {
+        if (!block.has_down) { // logged with another part of the graph, which keeps them that long
+            continue;
+        }
         ggml_tensor * weights = find_weights(graph, walk, block);
         weights_of[block.ids] = weights;
         kept.push_back(const_cast<ggml_tensor *>(block.ids));
@@ -113,7 +130,12 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
         }
     }
     kept.insert(kept.end(), kept_weights.begin(), kept_weights.end());
+    // llama.cpp's inputs too: where the CPU has computed a part of the graph before this one, GGML would have used
+    // their memory again by the time they are read.
     ggml_tensor * until = graph->nodes[graph->n_nodes - 1];
+    for (ggml_tensor * input : inputs_of(graph)) {
+        params->add_alloc_dep(params->user_data, input, until);
+    }
     for (ggml_tensor * tensor : memory.give(graph, kept)) {
         params->add_alloc_dep(params->user_data, tensor, until);
     }
@@ -262,10 +284,10 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
         land_next();
     }
     const uint64_t begin_ns = monotonic_ns();
-    if (routing.blocks.front().layer <= last_layer) {
+    if (block_order(routing.blocks.front().layer, routing.blocks.front().family) <= last_block) {
         begin_batch(routing);
     }
-    last_layer        = routing.blocks.back().layer;
+    last_block        = block_order(routing.blocks.back().layer, routing.blocks.back().family);
     const size_t slot = n_started % routing_gather::n_slots;
     flight &     next = flights[slot];
     next.blocks       = routing.blocks;

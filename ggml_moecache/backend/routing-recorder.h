@@ -109,8 +109,8 @@ private:
     uint64_t                n_batches = 0;
     uint64_t                ns        = 0;
     std::set<int>           output_layers;
-    bool    several_streams = false;     // a ubatch has shown more than one KV stream: cells count through all of them
-    int32_t last_layer      = INT32_MAX; // of the last block recorded: a ubatch goes up through the layers
+    bool several_streams = false;     // a ubatch has shown more than one KV stream: cells count through all of them
+    int  last_block      = INT32_MAX; // block_order() of the last block recorded: it rises within a ubatch
 };
 
 } // namespace moecache

@@ -16,7 +16,7 @@ constexpr uint32_t no_item = UINT32_MAX;
 
 // Ubatches with more tokens are not the cache's: they would flush what decode needs. Speculative verification and
 // parallel decoding stay below.
-constexpr int64_t max_ubatch_tokens = 32;
+constexpr uint32_t max_ubatch_tokens = 32;
 
 struct column_info {
     int32_t     layer_id     = 0;

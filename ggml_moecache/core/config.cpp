@@ -22,6 +22,10 @@ static const variable_info table[] = {
       "1: wait for every copy before the next layer, so that a run can be repeated byte for byte. For tests; slow." },
     { "GGML_MOECACHE_RESERVE_MIB", "512", "a whole number of MiB",
       "Device memory that capacity auto leaves free, after the KV cache and compute buffers." },
+    { "GGML_MOECACHE_EXPERT_SHARE", "50%", "a share like 50%",
+      "How much capacity auto, or a capacity that does not fit, keeps from a KV cache that would take all (--fit): this share of "
+      "the device memory that is free beside the layers' weights and 2 GiB for compute buffers and the rest. A capacity that "
+      "fits is kept as a whole." },
     { "GGML_MOECACHE_STANDIN_COPY_DELAY_US", "0", "a whole number of microseconds, at most 10000000",
       "The stand-in only: every copy of an expert takes this much longer. For tests." },
     { "GGML_MOECACHE_STANDIN_COPY_MIB_S", "0", "a whole number of MiB/s",
@@ -30,8 +34,9 @@ static const variable_info table[] = {
       "Write the status of every llama context of the process to this file as JSON, when it becomes known and at exit." },
     { "GGML_MOECACHE_DEVICE_MIB", "", "a whole number of MiB, at least 1",
       "Treat each device as if it had only this much memory: reported to llama.cpp and applied to its own and our allocations." },
-    { "GGML_MOECACHE_STANDIN", "0", "0 or 1",
-      "When no GPU is found, register the CPU as a stand-in device, so that everything runs and can be tested without a GPU." },
+    { "GGML_MOECACHE_STANDIN", "0", "a number of devices, 0 to 8",
+      "When no GPU is found, register the CPU as a stand-in device, so that everything runs and can be tested without a GPU; more "
+      "than 1: as so many devices." },
     { "GGML_MOECACHE_LOG", "", "a folder",
       "Write the routing log (traces/FORMAT.md) of every llama context to this folder. It must not hold a log yet." },
     { "GGML_MOECACHE_LOG_RING_EVENTS", "262144", "a whole number of events, 64 to 67108864",
@@ -81,6 +86,9 @@ static std::string check(const variable_info & info, const std::string & value) 
     if (std::strcmp(info.name, "GGML_MOECACHE_CAPACITY") == 0) {
         capacity_setting ignored;
         good = capacity_setting::parse(value, ignored);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_EXPERT_SHARE") == 0) {
+        capacity_setting share;
+        good = capacity_setting::parse(value, share) && share.kind == capacity_kind::percent;
     } else if (std::strcmp(info.name, "GGML_MOECACHE_POLICY") == 0) {
         policy_spec       spec;
         const std::string error = policy_spec::parse(value, spec);
@@ -105,10 +113,11 @@ static std::string check(const variable_info & info, const std::string & value) 
         good = value.empty() || (parse_number(value, number) && number >= 1 && number < (uint64_t(1) << 43));
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_RING_EVENTS") == 0) {
         good = parse_number(value, number) && number >= 64 && number <= (uint64_t(1) << 26);
+    } else if (std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0) {
+        good = parse_number(value, number) && number <= 8;
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_FULL") == 0) {
         good = value == "drop" || value == "wait";
     } else if (std::strcmp(info.name, "GGML_MOECACHE_LOG_LIVE") == 0 ||
-               std::strcmp(info.name, "GGML_MOECACHE_STANDIN") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_PER_LAYER") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_SYNC") == 0 || std::strcmp(info.name, "MOECACHE_REQUIRE") == 0) {
         good = value == "0" || value == "1";
@@ -174,17 +183,22 @@ config config_read() {
     result.sync      = config_get("GGML_MOECACHE_SYNC") == "1";
     parse_number(config_get("GGML_MOECACHE_RESERVE_MIB"), result.reserve_bytes);
     result.reserve_bytes <<= 20;
-    result.require     = config_get("MOECACHE_REQUIRE") == "1";
-    result.status_file = config_get("GGML_MOECACHE_STATUS");
-    result.log_folder  = config_get("GGML_MOECACHE_LOG");
-    result.log_live    = config_get("GGML_MOECACHE_LOG_LIVE") == "1";
-    result.log_wait    = config_get("GGML_MOECACHE_LOG_FULL") == "wait";
+    capacity_setting share;
+    capacity_setting::parse(config_get("GGML_MOECACHE_EXPERT_SHARE"), share);
+    result.expert_share = share.amount / 100;
+    result.require      = config_get("MOECACHE_REQUIRE") == "1";
+    result.status_file  = config_get("GGML_MOECACHE_STATUS");
+    result.log_folder   = config_get("GGML_MOECACHE_LOG");
+    result.log_live     = config_get("GGML_MOECACHE_LOG_LIVE") == "1";
+    result.log_wait     = config_get("GGML_MOECACHE_LOG_FULL") == "wait";
     parse_number(config_get("GGML_MOECACHE_LOG_RING_EVENTS"), result.n_log_ring_events);
     return result;
 }
 
-bool config_standin() {
-    return config_get("GGML_MOECACHE_STANDIN") == "1";
+size_t config_standins() {
+    uint64_t number = 0;
+    parse_number(config_get("GGML_MOECACHE_STANDIN"), number);
+    return number;
 }
 
 uint64_t config_device_cap_bytes() {

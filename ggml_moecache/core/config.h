@@ -40,6 +40,7 @@ struct config {
     std::string      policy;                    // as in core/policies/spec.h
     bool             sync          = false;     // wait for every copy: runs can be repeated byte for byte
     uint64_t         reserve_bytes = 0;         // device memory that capacity `auto` leaves free
+    double           expert_share  = 0;         // of what is free, for experts: backend/reservation.h
     bool             require       = false;     // every fallback is an error
     std::string      status_file;               // "" = none
     std::string      log_folder;                // "" = no log
@@ -49,7 +50,7 @@ struct config {
 };
 
 config   config_read();
-bool     config_standin();          // GGML_MOECACHE_STANDIN=1: wrap the CPU when there is no GPU
+size_t   config_standins();         // GGML_MOECACHE_STANDIN: wrap the CPU so many times when there is no GPU
 uint64_t config_device_cap_bytes(); // GGML_MOECACHE_DEVICE_MIB in bytes, 0 = no cap
 
 // How slow the stand-in's copies are, for tests.

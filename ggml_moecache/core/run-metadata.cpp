@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include <dlfcn.h>
 
@@ -233,6 +234,15 @@ std::string run_metadata_json(const std::string & folder) {
         if (wanted.empty() ? is_newest : context.folder == wanted) { // live logs have no folder in common
             contexts.push_back(context);
         }
+    }
+    if (!contexts.empty()) { // the first one's model stands for all of the same
+        std::set<int> layers;
+        for (const known_context & context : contexts) {
+            if (context.fingerprint == contexts.front().fingerprint) {
+                layers.insert(context.output_row_layers.begin(), context.output_row_layers.end());
+            }
+        }
+        contexts.front().output_row_layers.assign(layers.begin(), layers.end());
     }
     const run_fields_by_name & fields = contexts.empty() ? s.fields : contexts.front().fields;
     json_writer                json;

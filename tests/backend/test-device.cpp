@@ -252,6 +252,82 @@ TEST(capacity_all_reserves_what_the_loader_asked_about) {
     CHECK_EQ(config_set("GGML_MOECACHE_DEVICE_MIB", nullptr), "");
 }
 
+// 8 experts of 2 x 1152 bytes, top-2: slots and 2 spare places, and 32 x 2 ids as places.
+TEST(a_capacity_between_reserves_its_slots) {
+    CHECK_EQ(config_set("GGML_MOECACHE_DEVICE_MIB", "8"), "");
+    const uint64_t before = free_bytes();
+    probe          up(8, "blk.5.ffn_up_exps.weight");
+    probe          down(8, "blk.5.ffn_down_exps.weight");
+    up.place(store_type());
+    down.place(store_type());
+    up.supported();
+    down.supported();
+    const auto reserved = [&](const char * capacity) {
+        CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", capacity), "");
+        return before - free_bytes();
+    };
+    CHECK_EQ(reserved("0"), 0u);
+    CHECK_EQ(reserved("4"), (4 + 2) * 2304u + 256u);
+    CHECK_EQ(reserved("25%"), (2 + 2) * 2304u + 256u);
+    CHECK_EQ(reserved("5KiB"), (2 + 2) * 2304u + 256u);
+    CHECK_EQ(reserved("1GiB"), (8 + 2) * 2304u + 256u);
+    CHECK_EQ(reserved("9"), 0u);    // more than there are: no cache
+    CHECK_EQ(reserved("auto"), 0u); // 8 MiB are less than the working room
+    ggml_backend_buffer_t others = ggml_backend_buft_alloc_buffer(default_type(), (8 << 20) - 8192);
+    CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", "4"), "");
+    CHECK_EQ(free_bytes(), 8192u); // does not fit, and the layers come first
+    ggml_backend_buffer_free(others);
+    CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", nullptr), "");
+    CHECK_EQ(config_set("GGML_MOECACHE_DEVICE_MIB", nullptr), "");
+}
+
+// 6 GiB of device: 2 of working room, 1 of another weight, so 3 to share. 64 experts of 2 x 36 MiB.
+TEST(experts_have_a_share_where_a_kv_cache_would_take_all) {
+    CHECK_EQ(config_set("GGML_MOECACHE_DEVICE_MIB", "6144"), "");
+    const uint64_t mib    = 1 << 20;
+    const uint64_t before = free_bytes();
+    CHECK_EQ(before, 6144 * mib);
+    ggml_context * ctx = ggml_init({ 1 << 20, nullptr, true });
+    const auto     ask = [&](const char * name, ggml_backend_buffer_type_t type, int64_t n_expert) {
+        ggml_tensor * weight = n_expert > 0 ? ggml_new_tensor_3d(ctx, GGML_TYPE_Q4_0, 8192, 8192, n_expert) :
+                                                  ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 16384, 16384);
+        ggml_set_name(weight, name);
+        weight->buffer   = ggml_backend_buft_alloc_buffer(type, 0);
+        ggml_tensor * x  = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, weight->ne[0], 1, 5);
+        ggml_tensor * op = n_expert > 0 ?
+                                   ggml_mul_mat_id(ctx, weight, x, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 2, 5)) :
+                                   ggml_mul_mat(ctx, weight, x);
+        CHECK(ggml_backend_dev_supports_op(device(), op));
+        ggml_backend_buffer_free(weight->buffer);
+        weight->buffer = nullptr;
+    };
+    const auto reserved = [&](const char * capacity) {
+        CHECK_EQ(config_set("GGML_MOECACHE_CAPACITY", capacity), "");
+        return before - free_bytes();
+    };
+    ask("output.weight", default_type(), 0);
+    ask("blk.0.ffn_up_exps.weight", store_type(), 64);
+    ask("blk.0.ffn_down_exps.weight", store_type(), 64);
+    const uint64_t expert = 2 * 36 * mib;
+    CHECK_EQ(reserved("auto"), 1536 * mib); // half of 3 GiB
+    CHECK_EQ(reserved("8"), (8 + 2) * expert + 256);
+    CHECK_EQ(reserved("50%"), (32 + 2) * expert + 256); // 2.4 GiB
+    CHECK_EQ(reserved("64"), (64 + 2) * expert + 256);  // 4.6 GiB: said to be wanted, so the layers' trouble
+    ggml_backend_buffer_t used = ggml_backend_buft_alloc_buffer(default_type(), 2048 * mib);
+    CHECK_EQ(4096 * mib - free_bytes(), 512 * mib); // 4.6 GiB do not fit into 4: half of 1 GiB
+    ggml_backend_buffer_free(used);
+    CHECK_EQ(config_set("GGML_MOECACHE_EXPERT_SHARE", "10%"), "");
+    CHECK_EQ(reserved("auto"), 3072 * mib / 10);
+    ask("blk.0.ffn_up_exps.weight", store_type(), 8); // the next load
+    ask("blk.0.ffn_down_exps.weight", store_type(), 8);
+    CHECK_EQ(config_set("GGML_MOECACHE_EXPERT_SHARE", "100%"), "");
+    CHECK_EQ(reserved("auto"), (8 + 2) * expert + 256); // no more than all experts need
+    for (const char * name : { "GGML_MOECACHE_EXPERT_SHARE", "GGML_MOECACHE_CAPACITY", "GGML_MOECACHE_DEVICE_MIB" }) {
+        CHECK_EQ(config_set(name, nullptr), "");
+    }
+    ggml_free(ctx);
+}
+
 TEST(a_backend_forwards_what_the_inner_one_has) {
     ggml_backend_t backend = ggml_backend_dev_init(device(), nullptr);
     CHECK(backend_is_ours(backend));

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import resource
 import subprocess
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +14,14 @@ import pytest
 
 from tests.harness.environment import Build, process_environment, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
-from tests.harness.runner import Result, run_moecache, run_reference
+from tests.harness.routing_log import Log, observed, read_log, run_logged, stock_rows
+from tests.harness.runner import run_moecache, run_reference
 from tests.harness.scenarios import last_output_only, prefill_and_decode, token_stream, two_sequences
 from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import model_path
 from tests.models.tokenizer import embedded_model
 
 CAPACITIES = ("0", "40%", "all")
-WEIGHT_STAGES = ("_scaled", "_norm", "_softmax", "")
-
-
-@dataclass
-class Log:
-    """One run's log: events by context file in order, the other lines, run.json."""
-
-    events: list[dict[str, Any]]
-    others: list[dict[str, Any]]
-    metadata: dict[str, Any]
-
-
-def read_log(folder: Path, name: str = "routing.jsonl") -> Log:
-    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-    events = [line for line in lines if line["type"] == "event"]
-    others = [line for line in lines if line["type"] != "event"]
-    return Log(events, others, json.loads((folder / "run.json").read_text()))
-
-
-def run_logged(build: Build, plan: Plan, folder: Path, capacity: str, **environment: str) -> tuple[Result, Log]:
-    result = run_moecache(build, plan, capacity=capacity, environment={"GGML_MOECACHE_LOG": str(folder), **environment})
-    return result, read_log(folder)
-
-
-def observed(plan: Plan) -> Plan:
-    scenarios = tuple(Scenario(**{**vars(scenario), "observe_routing": True}) for scenario in plan.scenarios)
-    return Plan(plan.model, scenarios, plan.n_threads)
-
-
-def stock_rows(result: Result, scenario: str, step: int, layer: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights of all tokens of a step, ubatches joined: shapes (n_row, top_k)."""
-    key = f"{scenario}/{step}"
-
-    def joined(name: str) -> np.ndarray:
-        parts = []
-        while f"{key}/{name}/{len(parts)}" in result.arrays:
-            parts.append(result.arrays[f"{key}/{name}/{len(parts)}"].reshape(-1, top_k))
-        return np.concatenate(parts) if parts else np.empty((0, top_k))
-
-    ids = joined(f"ffn_moe_topk-{layer}")
-    weights = next(
-        joined(f"ffn_moe_weights{stage}-{layer}")
-        for stage in WEIGHT_STAGES
-        if f"{key}/ffn_moe_weights{stage}-{layer}/0" in result.arrays
-    )
-    return ids, weights
 
 
 def by_expert(ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -256,9 +209,36 @@ def test_an_mtp_context_has_a_log_of_its_own(build: Build, tmp_path: Path, capac
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_a_cut_block_is_logged_once(build: Build, tmp_path: Path, capacity: str) -> None:
+@pytest.mark.parametrize("options", [
+    {"n_gpu_layers": 3},
+    {"overrides": ((r"blk\.0\.ffn_(up|down|gate)_exps", "CPU"),)},
+    {"overrides": ((r"blk\.[12]\.attn", "CPU"),)},
+    {"overrides": ((r"blk\.1\.ffn_up_exps", "CPU"),)},
+], ids=["-ngl", "-ncmoe", "-ot attn", "-ot up"])  # fmt: skip
+def test_graphs_in_parts_are_logged_as_whole_ones(
+    build: Build, tmp_path: Path, capacity: str, options: dict[str, Any]
+) -> None:
+    """The CPU computes a layer before ours: what is left of the log, positions and requests too, is as without it."""
+    path = str(model_path("qwen3moe", "Q4_0"))
+    scenarios = (prefill_and_decode(40, n_ubatch=16), two_sequences())
+    _, whole = run_logged(build, Plan(ModelOptions(path), scenarios), tmp_path / "whole", capacity)
+    plan = Plan(ModelOptions(path, **options), scenarios)
+    run_logged(build, plan, tmp_path / "parted", capacity, MOECACHE_REQUIRE="")
+    names = ("batch_id", "request_id", "token_index", "layer_id", "phase", "expert_ids", "router_weights")
+    for file in ("routing.jsonl", f"routing-{whole.metadata['contexts'][1]['context_id']}.jsonl"):
+        logs = [read_log(tmp_path / run, file).events for run in ("whole", "parted")]
+        content = [[{name: event[name] for name in names} for event in events] for events in logs]
+        layers = {event["layer_id"] for event in content[1]}
+        assert len(layers) >= 2
+        assert content[1] == [event for event in content[0] if event["layer_id"] in layers]
+        assert len(content[1]) >= 20 * len(layers)
+
+
+@pytest.mark.parametrize("capacity", CAPACITIES)
+@pytest.mark.parametrize("family", ["qwen3moe", "grovemoe"])
+def test_a_cut_block_is_logged_once(build: Build, tmp_path: Path, family: str, capacity: str) -> None:
     """An eval callback cuts the graph at the router: the same events as without it, but for what comes of copies."""
-    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (prefill_and_decode(7),))
+    plan = Plan(ModelOptions(str(model_path(family, "Q4_0"))), (prefill_and_decode(7),))
     sync = {"GGML_MOECACHE_SYNC": "1"}  # hits do not depend on the speed of copies
     _, whole = run_logged(build, plan, tmp_path / "whole", capacity, **sync)
     _, cut = run_logged(build, observed(plan), tmp_path / "cut", capacity, MOECACHE_REQUIRE="", **sync)
@@ -325,6 +305,14 @@ def test_two_contexts_write_two_files(build: Build, tmp_path: Path) -> None:
     second = read_log(tmp_path / "log", files[1])
     assert len(first.events) == len(second.events) == 24
     assert {event["context_id"] for event in second.events} == {first.metadata["contexts"][1]["context_id"]}
+
+
+def test_run_json_has_the_layers_of_all_contexts_that_saw_output_rows_only(build: Build, tmp_path: Path) -> None:
+    """The first of two contexts of one model wants all logits, the second the last one's only."""
+    plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (prefill_and_decode(7), last_output_only()))
+    _, log = run_logged(build, plan, tmp_path / "log", "0")
+    assert len(log.metadata["contexts"]) == 2
+    assert log.metadata["model"]["layers_with_output_rows_only"] == [2]
 
 
 def test_run_json_describes_the_model(build: Build, tmp_path: Path) -> None:

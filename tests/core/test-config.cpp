@@ -22,7 +22,7 @@ TEST(defaults_are_valid_and_say_capacity_0) {
     CHECK_EQ(config_check(), "");
     CHECK(config_read().capacity.none());
     CHECK(!config_read().require);
-    CHECK(!config_standin());
+    CHECK_EQ(config_standins(), 0u);
     CHECK_EQ(config_device_cap_bytes(), 0u);
 }
 
@@ -81,11 +81,20 @@ TEST(nonsense_is_refused_with_name_rule_and_value) {
     for (const char * bad : { "", "-1", "x", "99999999999999999999" }) {
         CHECK(!config_set("GGML_MOECACHE_RESERVE_MIB", bad).empty());
     }
+    for (const char * bad : { "", "0%", "101%", "50", "2GiB", "auto", "all", "x%" }) {
+        CHECK(!config_set("GGML_MOECACHE_EXPERT_SHARE", bad).empty());
+    }
+    CHECK_EQ(config_read().expert_share, 0.5);
+    CHECK_EQ(config_set("GGML_MOECACHE_EXPERT_SHARE", "12.5%"), "");
+    CHECK_EQ(config_read().expert_share, 0.125);
+    CHECK_EQ(config_set("GGML_MOECACHE_EXPERT_SHARE", nullptr), "");
     for (const char * bad : { "0", "-1", "+8", " 8", "8 ", "8.5", "1e3", "0x10", "99999999999999999999", "MiB" }) {
         CHECK(!config_set("GGML_MOECACHE_DEVICE_MIB", bad).empty());
     }
-    for (const char * bad : { "yes", "2", "true", "" }) {
+    for (const char * bad : { "yes", "9", "-1", "1.5", "true", "" }) {
         CHECK(!config_set("GGML_MOECACHE_STANDIN", bad).empty());
+    }
+    for (const char * bad : { "yes", "2", "true", "" }) {
         CHECK(!config_set("MOECACHE_REQUIRE", bad).empty());
     }
     CHECK_EQ(config_check(), "");

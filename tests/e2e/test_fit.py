@@ -74,6 +74,25 @@ def test_too_small_for_the_layers(build: Build) -> None:
     assert "offloaded 9/9 layers to GPU" not in ours.stderr
 
 
+@pytest.mark.parametrize("capacity", ["25%", "256", "3MiB"])
+def test_slots_have_their_memory_before_the_context(build: Build, capacity: str) -> None:
+    """--fit on a device of 24 MiB shortens a context that is not given, and the slots are all there."""
+    arguments = ("llama-completion", *ARGUMENTS, *SAME_KERNELS, "-fit", "on", "-fitt", "1", "-lv", "4")
+    lengths, free = [], []
+    for chosen in ("0", capacity):
+        ours = run_moecache(build, *arguments, capacity=chosen, environment={"GGML_MOECACHE_DEVICE_MIB": "24"})
+        assert ours.returncode == 0, ours.stderr
+        assert "offloaded 9/9 layers to GPU" in ours.stderr
+        lengths.append(int(re.findall(r"n_ctx += (\d+)", ours.stderr)[0]))
+        free.append(int(re.findall(r"using device MoECache0 .* - (\d+) MiB free", ours.stderr)[0]))
+    context = ours.active_context()
+    # 13,824 bytes an expert; 3 MiB are 227 of them.
+    assert context["n_resident"] == {"25%": 256, "256": 256, "3MiB": 227}[capacity]
+    assert context["fallbacks"] == []
+    assert lengths[1] < lengths[0] < 8192
+    assert free[0] - free[1] in (context["resident_bytes"] >> 20, (context["resident_bytes"] >> 20) + 1)
+
+
 def test_capacity_all_needs_room(build: Build) -> None:
     """Copies of all experts, 13.5 MiB, do not fit into 8 MiB: the reason is named, the text is right."""
     ours = run_moecache(
