@@ -27,6 +27,8 @@ static const char * backend_get_name(ggml_backend_t backend) {
 static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
     context->log.reset();
+    write_state_file(context);
+    context->control->close();
     if (context->announced) { // an adapter may have been freed since
         context_facts facts = context->status->facts();
         facts.resident_bytes =
@@ -186,10 +188,12 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
     facts.device = device->name;
     facts.inner =
         std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
-    facts.capacity  = context->settings.capacity.text;
-    context->status = context_status::create(facts);
+    facts.capacity   = context->settings.capacity.text;
+    context->status  = context_status::create(facts);
+    context->control = session_control::create(context->status, context->settings);
+    context->batches = std::make_unique<batch_tracker>(context->status->request_id);
     if (context_log::wanted(context->settings)) {
-        context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status);
+        context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status, *context->batches);
     }
     return new ggml_backend { backend_guid(), backend_table(inner->iface), dev, context };
 }

@@ -15,8 +15,8 @@ namespace moecache {
 static const size_t max_weights_known = 16384;
 
 routing_recorder::routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full,
-                                   const std::atomic<uint64_t> & request_id) :
-    dev(dev), inner(inner), wait_when_full(wait_when_full), request_id(request_id), gather(dev, inner), memory(dev),
+                                   const batch_tracker & batches) :
+    dev(dev), inner(inner), wait_when_full(wait_when_full), batches(batches), gather(dev, inner), memory(dev),
     flights(routing_gather::n_slots) {}
 
 routing_recorder::~routing_recorder() {
@@ -121,33 +121,6 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
 
 // --- plan ---------------------------------------------------------------------------------------------------------------------------
 
-// An input of the model graph by llama.cpp's name, when its values lie in host memory.
-static const ggml_tensor * find_input(const ggml_cgraph * graph, const char * name) {
-    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
-        if (!ggml_bitset_get(graph->visited_hash_set.used, i)) {
-            continue;
-        }
-        const ggml_tensor * tensor = graph->visited_hash_set.keys[i];
-        if ((tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 && std::strcmp(tensor->name, name) == 0) {
-            return tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer) ? tensor : nullptr;
-        }
-    }
-    return nullptr;
-}
-
-// What tells sequences apart. With several KV streams the mask is cut by stream, but the cells count through all of
-// them.
-static void find_attention(plan_routing & routing, const ggml_cgraph * graph) {
-    const ggml_tensor * mask  = find_input(graph, "attn_inp_kq_mask");
-    const ggml_tensor * cells = find_input(graph, "attn_inp_k_idxs");
-    const bool          known = mask != nullptr && cells != nullptr && cells->type == GGML_TYPE_I64 &&
-                       (mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16) &&
-                       cells->ne[0] == static_cast<int64_t>(routing.n_tokens) &&
-                       (mask->ne[3] > 1 || mask->ne[1] >= cells->ne[0]) && ggml_is_contiguous(mask);
-    routing.mask  = known ? mask : nullptr;
-    routing.cells = known ? cells : nullptr;
-}
-
 void routing_recorder::add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block) {
     plan_routing & routing = plan.routing;
     for (const int index : block.ops) {
@@ -206,13 +179,8 @@ void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph
     if (plan.routing.blocks.empty()) {
         return;
     }
-    plan.routing.positions     = find_input(graph, "inp_pos");
-    plan.routing.output_ids    = find_input(graph, "out_ids");
-    const ggml_tensor * tokens = find_input(graph, "inp_tokens");
-    plan.routing.n_tokens = tokens != nullptr ? static_cast<size_t>(tokens->ne[0]) : plan.routing.blocks.front().n_rows;
-    find_attention(plan.routing, graph);
     for (const routing_source & block : plan.routing.blocks) {
-        if (block.n_rows != plan.routing.n_tokens) {
+        if (block.n_rows != plan.inputs.n_tokens) {
             output_layers.insert(block.layer);
         }
     }
@@ -221,34 +189,6 @@ void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph
 }
 
 // --- run ----------------------------------------------------------------------------------------------------------------------------
-
-// llama.cpp's inputs are read now: for the next ubatch it writes them anew.
-void routing_recorder::begin_batch(const plan_routing & routing) {
-    n_batches++;
-    requests.set_request_id(request_id);
-    const int32_t * positions =
-        routing.positions != nullptr ? static_cast<const int32_t *>(routing.positions->data) : nullptr;
-    attention_view attention;
-    if (routing.mask != nullptr) {
-        attention.cells    = static_cast<const int64_t *>(routing.cells->data);
-        attention.mask     = routing.mask->data;
-        attention.mask_f16 = routing.mask->type == GGML_TYPE_F16;
-        attention.n_cells  = static_cast<size_t>(routing.mask->ne[0]);
-        attention.n_tokens = routing.n_tokens;
-        attention.streams  = routing.mask->ne[3] > 1 || several_streams;
-        several_streams    = attention.streams;
-    }
-    if (routing.mask != nullptr && !attention.consistent()) { // one stream of several, alone in this ubatch
-        attention.streams = several_streams = true;
-    }
-    batch_output_rows.clear();
-    if (routing.output_ids != nullptr) {
-        const int32_t * rows = static_cast<const int32_t *>(routing.output_ids->data);
-        batch_output_rows.assign(rows, rows + routing.output_ids->ne[0]);
-    }
-    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr,
-                    routing.output_ids != nullptr ? &batch_output_rows : nullptr);
-}
 
 void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     if (!plan.routing.made) {
@@ -263,14 +203,14 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     }
     const uint64_t begin_ns = monotonic_ns();
     if (routing.blocks.front().layer <= last_layer) {
-        begin_batch(routing);
+        n_batches++;
     }
     last_layer        = routing.blocks.back().layer;
     const size_t slot = n_started % routing_gather::n_slots;
     flight &     next = flights[slot];
     next.blocks       = routing.blocks;
-    next.tokens       = batch_tokens;
-    next.output_rows  = batch_output_rows;
+    next.tokens       = batches.tokens();
+    next.output_rows  = batches.output_rows();
     next.batch_id     = n_batches - 1;
     if (gather.size_bytes() < routing.size_bytes) {
         lose(next);
