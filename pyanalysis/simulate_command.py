@@ -35,7 +35,7 @@ examples:
   moecache simulate log --policy lru,random --capacity 0:129:16 --per-layer --cost h200 --report report
   moecache simulate log --policy lru,lfru --capacity 25% --per-layer --targets 50%,80%
   moecache simulate log --policy belady --capacity 25% --per-layer --events optimum.parquet
-  moecache simulate log --policy lru --capacity 25% --state-out warm.json   # then GGML_MOECACHE_STATE_IN=warm.json
+  moecache simulate log --policy lru --capacity 25% --state-out warm.json
 """
 _TARGETS = "50%,80%,90%,95%"
 _REPORT_ADDS = ("belady", "hindsight-static")
