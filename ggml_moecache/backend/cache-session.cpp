@@ -73,7 +73,8 @@ std::string expert_cache::reset_session() {
 void expert_cache::begin_session(std::unique_ptr<policy> other, const std::vector<int64_t> & content) {
     ggml_backend_synchronize(inner); // nobody reads the slots that change hands
     manager->replace(*other, content);
-    rules       = std::move(other);
+    rules = std::move(other);
+    n_changes++;
     last_column = INT32_MAX;
     copies->readers_launched();
     if (sync) {
@@ -82,6 +83,7 @@ void expert_cache::begin_session(std::unique_ptr<policy> other, const std::vecto
 }
 
 void expert_cache::freeze(bool on) {
+    n_changes += on && !frozen ? 1 : 0;
     frozen      = on;
     last_column = INT32_MAX;
 }

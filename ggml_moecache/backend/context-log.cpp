@@ -243,6 +243,9 @@ void context_log::count() {
 
 std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
     std::string error;
+    if (cache != nullptr) {
+        facts.session_changes = cache->n_session_changes();
+    }
     if (!opened) {
         opened = true;
         try {

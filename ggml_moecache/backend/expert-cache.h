@@ -109,6 +109,9 @@ public:
     void freeze(bool on);
     bool is_frozen() const { return frozen; }
 
+    // Imports, resets and beginnings of a freeze: a log of the events alone does not replay to the same decisions.
+    uint64_t n_session_changes() const { return n_changes; }
+
     void finish_copies(); // wait for all copies and make them visible
 
     // --- for the routing log ---
@@ -180,6 +183,7 @@ private:
     int64_t         request   = 0;     // the newest of the ubatch
     bool            continues = false; // the next ubatch may go on with the request that came last before the import
     bool            frozen    = false;
+    uint64_t        n_changes = 0;
 };
 
 } // namespace moecache

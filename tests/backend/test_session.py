@@ -18,7 +18,7 @@ from pyanalysis.traces import Trace, read_trace
 from tests.backend.test_cache import N_EXPERTS, N_LAYERS, TOP_K, one_by_one, run
 from tests.harness.environment import Build, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
-from tests.harness.runner import RunFailed
+from tests.harness.runner import RunFailed, run_reference
 from tests.harness.scenarios import token_stream
 from tests.models.tokenizer import embedded_model
 
@@ -112,6 +112,9 @@ def test_export_import_continue(build: Build, tmp_path: Path, policy: str, used_
     assert events_of(tmp_path / "parts" / "routing.jsonl") == expected[: HALF * N_LAYERS]
     assert events_of(second_log(tmp_path / "parts"))[len(before) * N_LAYERS :] == expected[HALF * N_LAYERS :]
     assert_same_bits(list(parts.logits().values())[-HALF:], list(whole.logits().values())[-HALF:])
+    assert read_trace(tmp_path / "parts" / "routing.jsonl").notes == ()
+    (note,) = read_trace(second_log(tmp_path / "parts")).notes
+    assert "(1 times): a replay decides otherwise" in note
 
 
 @pytest.mark.parametrize("policy", ["lru", "decayed-lfu:half-life=7", "cold-static:order=id"])
@@ -122,6 +125,8 @@ def test_reset_begins_anew(build: Build, tmp_path: Path, policy: str) -> None:
     events = events_of(tmp_path / "log" / "routing.jsonl")
     assert events[: HALF * N_LAYERS] == events[HALF * N_LAYERS :]
     assert context["n_hits"] + context["n_misses"] == 2 * HALF * N_LAYERS * TOP_K
+    (note,) = read_trace(tmp_path / "log").notes
+    assert "reset or frozen (1 times): a replay decides otherwise" in note
 
 
 def test_a_frozen_session_stands_still(build: Build, tmp_path: Path) -> None:
@@ -161,6 +166,34 @@ def test_a_frozen_session_stands_still(build: Build, tmp_path: Path) -> None:
     assert simulated.counts().admissions == sum(len(event["admitted"]) for event in events)
     hits = sum(sum(events[index]["cache_hit"]) for index in kept)
     assert simulated.counts().hits == hits
+
+
+@pytest.mark.parametrize("delay_us", [0, 3000])
+def test_weights_are_right_whatever_changes_hands(build: Build, tmp_path: Path, delay_us: int) -> None:
+    """Resets, imports and freezes between tokens while copies are under way that nobody waits for: logits are stock's,
+    so no row was computed with another expert's weights or with a half copied one."""
+    early, late = tmp_path / "early.json", tmp_path / "late.json"
+    changes = {
+        3: [session("export", early)],
+        8: [session("export", late), session("import", early)],
+        9: [session("import", late)],
+        10: [session("reset"), session("import", late), session("import", early)],
+        12: [session("freeze"), session("import", late)],
+        15: [session("freeze", on=False), session("reset")],
+        17: [session("import", late)],
+    }
+    steps = [step for place in range(20) for step in (*changes.get(place, ()), *tokens_of(place, place + 1))]
+    result, context = run(
+        build,
+        plan_of(*steps),
+        "15%",
+        GGML_MOECACHE_POLICY="lru",
+        GGML_MOECACHE_STANDIN_COPY_DELAY_US=str(delay_us),
+    )
+    stock = run_reference(build, plan_of(*tokens_of(0, 20)), capacity="15%").logits()
+    assert_same_bits(list(result.logits().values()), list(stock.values()))
+    assert context["n_copies"] > 4 * 100
+    assert context["n_hits"] > 0
 
 
 def test_frozen_from_the_start_admits_nothing(build: Build) -> None:

@@ -10,7 +10,6 @@ import pytest
 import ggml_moecache
 from ggml_moecache import ExpertCache, errors
 from pyanalysis.simulation import Session, SessionState, simulate
-from pyanalysis.traces import read_trace
 from pyanalysis.traces.errors import TraceError
 
 TOKENS = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
