@@ -57,8 +57,7 @@ class JsonlReader:
             self.notes.append(f"no {run_json.path_for(path).name} beside it: model and settings are not known")
         if changes := run_json.session_changes(self.metadata, path):
             self.notes.append(
-                f"its cache started from a state, or its session was imported, reset or frozen ({changes} times): a replay "
-                "decides otherwise"
+                f"the session of its cache was imported, reset or frozen ({changes} times): a replay decides otherwise"
             )
         self._top1 = top1.open_beside(path)
         try:

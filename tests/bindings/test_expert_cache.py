@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 
 import pytest
 
 import ggml_moecache
-from ggml_moecache import ExpertCache, errors
+from ggml_moecache import ExpertCache, _plugin, errors
 from pyanalysis.simulation import Session, SessionState, simulate
 from pyanalysis.traces.errors import TraceError
 
@@ -174,6 +175,23 @@ def test_closed_or_without_a_cache(llm):
     none.close()
     with pytest.raises(errors.BackendError, match="must be a model that load_model has returned"):
         ExpertCache(object())
+
+
+def test_the_c_api_names_what_is_missing(llm):
+    api = _plugin.c_api()
+    needed = ctypes.c_size_t(7)
+    assert b"there is no context 4711" in api.moecache_session_reset(4711)
+    assert b"there is no context 4711" in api.moecache_session_export(4711, None, 0, ctypes.byref(needed))
+    assert needed.value == 0
+    for function in (api.moecache_session_import, api.moecache_session_import_file, api.moecache_session_export_file):
+        assert b"Got NULL instead" in function(llm._moecache_context_id, None)
+    evaluate(llm, TOKENS[:1])
+    assert api.moecache_session_export(llm._moecache_context_id, None, 0, ctypes.byref(needed)) is None
+    state = ctypes.create_string_buffer(needed.value)
+    assert api.moecache_session_export(llm._moecache_context_id, state, 20, ctypes.byref(needed)) is None
+    assert (needed.value, state.value) == (len(state), b'{"format":{"name":"')  # 19 bytes and the NUL
+    assert api.moecache_session_export(llm._moecache_context_id, state, len(state), ctypes.byref(needed)) is None
+    assert json.loads(state.value) == llm.expert_cache.export_state()
 
 
 def test_state_files_of_load_model(tmp_path, log):
