@@ -15,8 +15,8 @@ from pyanalysis.printing import discard_stdout, show, write
 from pyanalysis.record import command as record
 
 _RUN_HELP = """\
-usage: moecache run [-m MODEL] [-p PROMPT] [--capacity C [--policy P] [--per-layer]] [--log DIR [--top1-every N]]
-                    [--show-command] [llama.cpp options ...]
+usage: moecache run [-m MODEL] [-p PROMPT] [--capacity C [--policy P] [--per-layer]] [--state-in FILE | --warm TRACE]
+                    [--state-out FILE] [--log DIR [--top1-every N]] [--show-command] [llama.cpp options ...]
 
 Generate text with llama.cpp's own llama-completion on the MoECache device. Options that are not listed here are
 llama-completion's and reach it unchanged (llama-completion --help). Text goes to stdout, logs to stderr.
@@ -28,6 +28,9 @@ options:
   --policy P          which experts get the slots, name:parameter=value:... (default: GGML_MOECACHE_POLICY; moecache
                       simulate --list-policies)
   --per-layer         each layer has slots of its own; a number or share is then of each layer
+  --state-in FILE     start the cache from a session state of the same model, capacity and policy
+  --warm TRACE        start it from a routing trace of the same model, which is replayed first (moecache record)
+  --state-out FILE    write the session state there at the end, for the next --state-in; it is replaced as a whole
   --log DIR           write the routing log to this folder, which must not hold one yet (moecache trace show DIR)
   --top1-every N      also log, for every N-th token and each layer, the token that the final norm and LM head would
                       give from the layer's hidden state. llama-cpp-python then makes the text, with -p or -f, -n, -c
@@ -42,6 +45,9 @@ examples:
   moecache run -p "SQLite is a library that" -n 48 --temp 0
   moecache run -m model.gguf --capacity all -p "Hello" -n 64 -c 4096
   moecache run --capacity 25% --policy lru -p "SQLite is" -n 200 --log cached
+  moecache run --capacity 25% -p "SQLite is" -n 200 --state-out learnt.json
+  moecache run --capacity 25% -p "SQLite has" -n 200 --state-in learnt.json --state-out learnt.json
+  moecache run --capacity 25% -p "SQLite is" -n 200 --warm recorded/long/parallel-1
   moecache run -m model.gguf -cnv -sys "You are a helpful assistant"
   moecache run -p "SQLite is" -n 200 --log log && moecache trace show log
   moecache run -p "SQLite is" -n 200 --log lens --top1-every 8 && moecache trace convert lens lens.parquet

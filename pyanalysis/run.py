@@ -52,6 +52,9 @@ class RunRequest:
     capacity: str | None = None
     policy: str | None = None
     per_layer: bool = False
+    state_in: Path | None = None
+    state_out: Path | None = None
+    warm: Path | None = None
     log: Path | None = None
     top1_every: int | None = None
     show_command: bool = False
@@ -82,6 +85,8 @@ def parse(arguments: list[str]) -> RunRequest:
             ("needs", "--log DIR") if request.log is None else ("excludes", "--show-command: no program is run")
         )
         raise ConfigError(f"--top1-every {need} {what}")
+    if request.warm is not None and request.state_in is not None:
+        raise ConfigError("--warm and --state-in are two beginnings of the cache; name one of them")
     return request
 
 
@@ -101,6 +106,9 @@ _OWN_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--model": ("model", Path),
     "--capacity": ("capacity", _capacity),
     "--policy": ("policy", str),
+    "--state-in": ("state_in", Path),
+    "--state-out": ("state_out", Path),
+    "--warm": ("warm", Path),
     "--log": ("log", Path),
     "--top1-every": ("top1_every", _top1_every),
 }
@@ -142,8 +150,11 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
         environment["GGML_MOECACHE_POLICY"] = request.policy
     if request.per_layer:
         environment["GGML_MOECACHE_PER_LAYER"] = "1"
-    if request.log is not None:
-        environment["GGML_MOECACHE_LOG"] = str(request.log)
+    for name, path in (("STATE_IN", request.state_in), ("STATE_OUT", request.state_out), ("LOG", request.log)):
+        if path is not None:
+            environment[f"GGML_MOECACHE_{name}"] = str(path)
+    if request.state_in is not None:
+        check_state(request.state_in)
     found = devices_of(library_dir, environment)
     if found["refusal"] is not None:
         raise BackendError(found["refusal"], reason=found["reason"])
@@ -153,6 +164,44 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     if request.log is not None:
         check_new_log(request.log)
     return environment
+
+
+def check_state(path: Path) -> None:
+    """Raises ConfigError if `path` holds no session state."""
+    try:
+        _native.read_state(str(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def warm_up(request: RunRequest, folder: Path) -> None:
+    """Replay the trace of --warm at the run's policy and capacity; its state, in `folder`, becomes --state-in.
+
+    Raises ConfigError if the capacity has no session or is auto, or the trace cannot be replayed, TraceError for a
+    file that is no trace.
+    """
+    from pyanalysis.simulation.warm import state_after  # noqa: PLC0415 - it takes long to import
+    from pyanalysis.traces import logs_in  # noqa: PLC0415
+
+    assert request.warm is not None  # noqa: S101 - the caller has looked
+    default = {variable.name: variable.default for variable in _native.variables()}
+
+    def in_force(name: str, given: str | None) -> str:
+        return given or os.environ.get(name) or default[name]
+
+    capacity = in_force("GGML_MOECACHE_CAPACITY", request.capacity)
+    if capacity in ("0", "all", "auto"):
+        raise ConfigError(
+            "--warm needs a capacity between 0 and all that is known beforehand, such as --capacity 25%. "
+            f"Got {capacity!r} instead."
+        )
+    logs = logs_in(request.warm)
+    if len(logs) != 1:
+        raise ConfigError(f"--warm is one trace, {request.warm} holds {len(logs)}; name one of its files")
+    per_layer = request.per_layer or os.environ.get("GGML_MOECACHE_PER_LAYER") == "1"
+    policy = in_force("GGML_MOECACHE_POLICY", request.policy)
+    request.state_in = folder / "warm.json"
+    state_after(logs[0], policy, capacity, per_layer=per_layer).write(request.state_in)
 
 
 def finish_log(folder: Path, model: Path, status: int, seed: int | None = None) -> int:
@@ -244,9 +293,17 @@ def prepare(request: RunRequest) -> tuple[list[str], dict[str, str]]:
 def run(arguments: list[str]) -> int:
     """Run llama-completion and return its exit status. Raises MoeCacheError for anything that cannot work."""
     request = parse(arguments)
+    with tempfile.TemporaryDirectory(prefix="moecache-warm-") as folder:
+        if request.warm is not None:
+            warm_up(request, Path(folder))
+        return _run(request)
+
+
+def _run(request: RunRequest) -> int:
     if request.log is not None and request.top1_every is not None:
-        options = request.llama_options
-        status = run_top1.run(request.model, request.capacity, request.log, request.top1_every, options)
+        cache = {name: getattr(request, name) for name in ("capacity", "policy", "state_in", "state_out")}
+        cache["per_layer"] = request.per_layer or None
+        status = run_top1.run(request.model, cache, request.log, request.top1_every, request.llama_options)
         return finish_log(request.log, request.model or ggml_moecache.embedded_model(), status)
     command, environment = prepare(request)
     if request.show_command:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ggml_moecache
 from ggml_moecache.errors import ConfigError
@@ -64,13 +64,15 @@ def _joined(parser: _Parser, options: Sequence[str]) -> list[str]:
     return words
 
 
-def run(model: Path | None, capacity: str | None, log: Path, every: int, options: Sequence[str]) -> int:
-    """Generate, logging top1_token on every N-th token to `log`. Exit status. Raises MoeCacheError."""
+def run(model: Path | None, cache: dict[str, Any], log: Path, every: int, options: Sequence[str]) -> int:
+    """Generate, logging top1_token on every N-th token to `log`. Exit status. Raises MoeCacheError.
+
+    `cache`: arguments of load_model for the cache.
+    """
     given = parse(options)
     prompt = given.prompt if given.file is None else _text_of(given.file)
     llm = ggml_moecache.load_model(
         model,
-        capacity=capacity,
         log=log,
         log_top1_every=every,
         verbose=False,
@@ -79,6 +81,7 @@ def run(model: Path | None, capacity: str | None, log: Path, every: int, options
         n_ubatch=given.ubatch_size,
         n_threads=given.threads,
         n_threads_batch=given.threads,
+        **cache,
         **({} if given.seed is None else {"seed": given.seed}),
     )
     print(f"moecache: top1_token is recorded for one token in {every}: this run gives no timings", file=sys.stderr)

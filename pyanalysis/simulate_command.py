@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,12 +35,12 @@ examples:
   moecache simulate log --policy lru,random --capacity 0:129:16 --per-layer --cost h200 --report report
   moecache simulate log --policy lru,lfru --capacity 25% --per-layer --targets 50%,80%
   moecache simulate log --policy belady --capacity 25% --per-layer --events optimum.parquet
+  moecache simulate log --policy lru --capacity 25% --state-out warm.json
 """
 _TARGETS = "50%,80%,90%,95%"
 _REPORT_ADDS = ("belady", "hindsight-static")
 _FACTORS = (0.5, 2.0)
 _OTHER_SIZE = 0.1  # one quantization mixes types: Q4_K_M's experts differ by 7 % from their mean
-_SHARED = 5  # a parameter of so many policies is printed once
 
 
 def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
@@ -111,6 +111,12 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
         help="print the smallest capacity at which each policy reaches these hit rates, such as 50%%,80%%; also those "
         f"of the report's table (which has {_TARGETS.replace('%', '%%')} by default)",
     )
+    output.add_argument(
+        "--state-out",
+        metavar="FILE",
+        type=Path,
+        help="the session state after one trace with one policy and capacity: GGML_MOECACHE_STATE_IN of a runtime",
+    )
     output.add_argument("--force", action="store_true", help="replace files and the report if they exist")
     where = parser.add_argument_group("where to compute")
     where.add_argument("--workers", metavar="N", type=int, help="threads (default: every CPU)")
@@ -120,6 +126,8 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
 def run(given: argparse.Namespace) -> int:
     """Simulate and print. Raises MoeCacheError for anything that cannot work."""
     if given.list_policies:
+        from pyanalysis.policy_list import policies_as_text  # noqa: PLC0415 - each command imports only what it needs
+
         write(policies_as_text() + "\n")
         return 0
     request = _request(given)
@@ -130,28 +138,6 @@ def run(given: argparse.Namespace) -> int:
         command.discard()
         raise
     return 0
-
-
-def policies_as_text() -> str:
-    """Every policy of the engine's table with its parameters, their units, defaults and ranges."""
-    from ggml_moecache import _native  # noqa: PLC0415 - each command imports only what it needs
-
-    def described(one: Any) -> str:  # noqa: ANN401 - a parameter of the table
-        return (
-            f"    {one.name}  {one.summary} ({one.values}; {f'default {one.default}' if one.default else 'required'})"
-        )
-
-    policies = _native.policies()
-    named = Counter(one.name for policy in policies for one in policy.parameters)
-    shared = {
-        one.name: described(one) for policy in policies for one in policy.parameters if named[one.name] >= _SHARED
-    }
-    lines = []
-    for policy in policies:
-        filters = " (+)" if shared.keys() <= {one.name for one in policy.parameters} else ""
-        lines.append(f"{policy.name}{filters}  {policy.summary}")
-        lines += [described(one) for one in policy.parameters if one.name not in shared]
-    return "\n".join([*lines, "", "options of every policy with (+):", *shared.values()])
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -209,8 +195,10 @@ def _request(given: argparse.Namespace) -> _Request:
 
 def _check_outputs(given: argparse.Namespace) -> None:
     """Refuse before the work what would be refused after it."""
-    if given.out and given.events and given.out.resolve() == given.events.resolve():
-        raise ConfigError(f"--out and --events name the same file, '{given.out}'; name two")
+    files = {"--out": given.out, "--events": given.events, "--state-out": given.state_out}
+    for (one, path), (other, second) in itertools.combinations(files.items(), 2):
+        if path and second and path.resolve() == second.resolve():
+            raise ConfigError(f"{one} and {other} name the same file, '{path}'; name two")
     if given.targets and not given.report and (given.json or given.form in ("csv", "parquet")):
         raise ConfigError("--targets is printed with -o table and -o jsonl, and in the --report; choose one of them")
 
@@ -238,12 +226,14 @@ class _Command:
         self._printed = 0
         self._events: EventFile | None = None
         self._out: Any = None
+        self._state: Any = None
         self._results: list[SimulationResult] = []
         self._reached: dict[str, list[TargetCapacity]] = {}
         self._sensitivity: dict[str, list[Sensitivity]] = {}
 
     def run(self) -> None:
         from pyanalysis.simulation.event_file import EventFile  # noqa: PLC0415
+        from pyanalysis.simulation.warm import check_one_state  # noqa: PLC0415
         from pyanalysis.traces import logs_in  # noqa: PLC0415
         from pyanalysis.traces.staging import Staged  # noqa: PLC0415
 
@@ -254,12 +244,15 @@ class _Command:
             self._out = Staged(self._given.out, force=self._given.force)
         if self._given.events:
             self._events = EventFile(self._given.events, force=self._given.force)
+        if self._given.state_out:
+            check_one_state(logs, self._request.policies, self._request.capacities, self._given.mode)
+            self._state = Staged(self._given.state_out, force=self._given.force)
         for log in logs:
             self._simulate(log)
         self._finish()
 
     def discard(self) -> None:
-        for file in (self._events, self._out):
+        for file in (self._events, self._out, self._state):
             if file is not None:
                 file.discard()
 
@@ -287,6 +280,8 @@ class _Command:
         self._results += results
         if self._events:
             self._write_events(replayed, self._events)
+        if self._state:
+            self._write_state(replayed)
         if self._given.targets:
             self._reached[results[0].trace] = self._targets(trace, replayed, results)
         if self._out is None:
@@ -354,6 +349,13 @@ class _Command:
             for done, (policy, capacity) in enumerate(pairs, 1):
                 file.add(simulate(trace, policy, capacity, events=True, **options))
                 progress(done, len(pairs))
+
+    def _write_state(self, trace: Trace | EventStream) -> None:
+        from pyanalysis.simulation.warm import state_after  # noqa: PLC0415
+
+        options = {name: self._request.options[name] for name in ("per_layer", "batch_size", "seed", "cost")}
+        state = state_after(trace, self._request.policies[0], self._request.capacities[0], **options)
+        self._state.path.write_text(state.to_json() + "\n", encoding="utf-8")
 
     def _for_report(self, trace: Trace | EventStream, results: list[SimulationResult]) -> None:
         """The lines that a report compares with, and how the times change with the costs."""
@@ -444,9 +446,11 @@ class _Command:
             write(self._document())
         if self._given.report:
             self._write_report()
-        for file in (self._out, self._events):
+        if self._events is not None:
+            self._events.finish()
+        for file in (self._out, self._state):
             if file is not None:
-                (file.commit if file is self._out else file.finish)()
+                file.commit()
 
     def _write_report(self) -> None:
         from pyanalysis.report import write_report  # noqa: PLC0415

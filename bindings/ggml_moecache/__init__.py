@@ -1,6 +1,7 @@
 """An expert-level cache for Mixture-of-Experts models in stock llama.cpp.
 
 load_model      a llama_cpp.Llama on the MoECache device
+ExpertCache     the cache of a model: figures, export and import of its session, reset, freeze
 status          what is cached where, or why nothing is
 RoutingRing     the routing events of a model as they happen; set_request_id, run_metadata, set_run_field
 config          the plugin's settings (a module)
@@ -17,6 +18,7 @@ from ggml_moecache._native import ggml_version
 from ggml_moecache._native import version as __version__
 from ggml_moecache._paths import backend_path, embedded_model, llama_bin_dir, llama_library_dir
 from ggml_moecache.errors import MoeCacheError
+from ggml_moecache.expert_cache import ExpertCache
 from ggml_moecache.model import load_model, status
 from ggml_moecache.routing import RoutingEvent, RoutingRing, run_metadata, set_request_id, set_run_field
 
@@ -26,6 +28,7 @@ with _contextlib.suppress(errors.ConfigError):
         _os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(_folder))
 
 __all__ = [
+    "ExpertCache",
     "MoeCacheError",
     "RoutingEvent",
     "RoutingRing",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ggml_moecache import _native, _plugin
 from ggml_moecache._paths import embedded_model, llama_library_dir
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
+from ggml_moecache.expert_cache import CacheSettings, ExpertCache
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.log_settings import check_live_log, check_top1, log_variables, set_variable
 from ggml_moecache.logit_lens import LogitLens
@@ -61,6 +62,26 @@ def check_capacity(capacity: int | str | None) -> str | None:
     raise ConfigError(
         f"The 'capacity' parameter of load_model must be {_native.capacity_rule}. Got {capacity!r} instead."
     )
+
+
+def _state_variables(state_in: object, state_out: object) -> dict[str, str]:
+    """Variables of the plugin for the files of the session. Raises ConfigError for what is no state.
+
+    The plugin opens them later, from whatever folder is the current one then.
+    """
+    values = {}
+    for name, given in (("state_in", state_in), ("state_out", state_out)):
+        if given is None:
+            continue
+        if not isinstance(given, (str, os.PathLike)) or os.fspath(given) == "":
+            raise ConfigError(f"The {name!r} parameter of load_model must name a file. Got {given!r} instead.")
+        values[f"GGML_MOECACHE_{name.upper()}"] = str(Path(given).absolute())
+    if state_in is not None:
+        try:
+            _native.read_state(values["GGML_MOECACHE_STATE_IN"])
+        except ValueError as error:
+            raise ConfigError(f"The 'state_in' parameter of load_model cannot be used: {error}.") from None
+    return values
 
 
 def _cache_variables(capacity: int | str | None, policy: str | None, per_layer: bool | None) -> dict[str, str]:
@@ -142,6 +163,7 @@ def _construct(
 
         low_level.llama_model_default_params, low_level.llama_context_default_params = on_device, with_our_fields
         known = _context_ids()
+        cache_settings = CacheSettings.in_force()
         try:
             llm: Llama = llama_class(str(path), **arguments)
         finally:
@@ -149,6 +171,8 @@ def _construct(
             low_level.llama_context_default_params = original_context
         created = _context_ids() - known
     llm._moecache_context_id = max(created, default=None)  # noqa: SLF001 - of RoutingRing and set_request_id
+    llm._moecache_settings = cache_settings  # noqa: SLF001 - of ExpertCache
+    llm.expert_cache = ExpertCache(llm)
     llm._moecache_devices = devices, callback  # noqa: SLF001 - llama.cpp keeps both: they must live as long as the model
     if top1 is not None:
         top1.context_id = llm._moecache_context_id  # noqa: SLF001
@@ -163,6 +187,8 @@ def load_model(
     capacity: int | str | None = None,
     policy: str | None = None,
     per_layer: bool | None = None,
+    state_in: str | Path | None = None,
+    state_out: str | Path | None = None,
     device: str = "MoECache0",
     log: str | Path | None = None,
     log_ring_events: int | None = None,
@@ -187,6 +213,13 @@ def load_model(
     per_layer
         Slots of its own for each layer; a number or share is then of each layer. None: as GGML_MOECACHE_PER_LAYER says,
         else all layers share.
+    state_in
+        A session state that the cache starts from: of the same model, capacity and policy (`llm.expert_cache` exports
+        them, `moecache simulate --state-out` makes them of traces). One that does not fit is found at the first
+        computation: one line, the fallback "state_in" in the status, and a cold start. None: as GGML_MOECACHE_STATE_IN
+        says.
+    state_out
+        Write the session state to this file when the model is closed. None: as GGML_MOECACHE_STATE_OUT says.
     device
         "MoECache<i>": the i-th GPU, or the CPU as a stand-in on a machine without one.
     log
@@ -213,9 +246,9 @@ def load_model(
     Raises
     ------
     ConfigError
-        `capacity` or `policy` is none, `n_seq_max` is no number of sequences, a setting of the log is out of its
-        range or excludes another, the folder of `log` cannot take a log, or `log_top1_every` does not know how this
-        model makes logits of a hidden state.
+        `capacity` or `policy` is none, `state_in` holds no session state, `n_seq_max` is no number of sequences, a
+        setting of the log is out of its range or excludes another, the folder of `log` cannot take a log, or
+        `log_top1_every` does not know how this model makes logits of a hidden state.
     ModelFileError
         The file is missing, truncated or not a GGUF.
     MissingDependencyError
@@ -235,7 +268,7 @@ def load_model(
         if not isinstance(given, allowed) and not (name == "path" and given is None):
             raise ConfigError(f"The {name!r} parameter of load_model must be a string. Got {given!r} instead.")
     settings = log_variables(log, log_ring_events, log_full, live_log, log_top1_every)
-    settings |= _cache_variables(capacity, policy, per_layer)
+    settings |= _cache_variables(capacity, policy, per_layer) | _state_variables(state_in, state_out)
     _check_n_seq_max(n_seq_max)
     file = read_model(embedded_model() if path is None else path)
     module, registry = load_backends()

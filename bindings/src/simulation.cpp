@@ -1,50 +1,13 @@
 // bindings/src/simulation.cpp: the policy table, event streams and the simulator.
+#include "arrays.h"
 #include "core/capacity.h"
 #include "core/policies/table.h"
 #include "core/sim/sweep.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
-
-#include <stdexcept>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 namespace nb = nanobind;
 using namespace moecache;
-
-template <class T>
-using input = nb::ndarray<const T, nb::numpy, nb::c_contig, nb::device::cpu>;
-
-// A numpy array that owns the vector's memory.
-template <class T>
-static nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
-    auto *            owned = new std::vector<T>(std::move(values));
-    const nb::capsule owner(owned, [](void * p) noexcept { delete static_cast<std::vector<T> *>(p); });
-    return { owned->data(), { owned->size() }, owner };
-}
-
-static void require(const std::string & error) {
-    if (!error.empty()) {
-        throw std::invalid_argument(error); // ValueError
-    }
-}
-
-using column_tuple = std::tuple<int32_t, std::string, uint32_t, uint64_t>;
-
-static std::vector<column_info> columns_of(const std::vector<column_tuple> & columns) {
-    std::vector<column_info> result;
-    for (const auto & [layer, family, n_experts, bytes] : columns) {
-        result.push_back({ layer, family, n_experts, bytes });
-    }
-    return result;
-}
 
 // The event stream together with the columns that its items are numbered by.
 struct bound_stream {
@@ -173,14 +136,14 @@ static nb::dict save(const bound_simulator & s) {
     return result;
 }
 
-static void load(bound_simulator & s, const nb::dict & saved) {
+static void load(bound_simulator & s, const nb::dict & saved, bool from_start, bool continues) {
     session_state state;
     state.policy = nb::cast<std::string>(saved["policy"]);
     for (const auto & [name, values] : nb::cast<nb::dict>(saved["arrays"])) {
         const auto array = nb::cast<input<int64_t>>(values);
         state.put(nb::cast<std::string>(name), { array.data(), array.data() + array.size() });
     }
-    require(s.sim->load(state));
+    require(from_start ? s.sim->load_from_start(state, continues) : s.sim->load(state));
 }
 
 // (slot, item, state) of every slot that is not empty.
@@ -321,5 +284,8 @@ void bind_simulation(nb::module_ & m) {
             "check", [](const bound_simulator & s) { return s.sim->cache().check(); },
             "Empty, or the first invariant of the slots that does not hold.")
         .def("save", &save, "The session's state.")
-        .def("load", &load, nb::arg("state"), "Go on from a saved state. Raises ValueError.");
+        .def(
+            "load", &load, nb::arg("state"), nb::arg("from_start") = false, nb::arg("continues") = false,
+            "Go on from a saved state: in its trace, or `from_start` of another one, whose first request is the state's "
+            "last one if it `continues`. Raises ValueError.");
 }

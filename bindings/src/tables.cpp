@@ -42,6 +42,6 @@ void bind_tables(nb::module_ & m) {
         },
         nb::arg("text"), "Whether the plugin takes it for a capacity: 12, 25%, 2GiB, auto, all.");
     m.attr("MAX_UBATCH_TOKENS") = moecache::max_ubatch_tokens;
-    m.attr("capacity_rule") = moecache::capacity_setting::rule();
+    m.attr("capacity_rule")     = moecache::capacity_setting::rule();
     m.def("reasons", &reasons, "All reason codes; the first one is 'none'.");
 }

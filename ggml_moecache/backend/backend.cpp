@@ -26,10 +26,12 @@ static const char * backend_get_name(ggml_backend_t backend) {
 
 static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
+    context->control->close(); // nobody else touches the cache from here on
     context->log.reset();
     if (context->waiting && !context->announced) {
         announce(context, context->waiting_facts);
     }
+    write_state_file(context);
     if (context->announced) { // an adapter may have been freed since
         context_facts facts = context->status->facts();
         facts.resident_bytes =
@@ -133,6 +135,8 @@ static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
     }
     if (context_of(backend)->log != nullptr) {
         context_of(backend)->log->graph_optimize(graph, params);
+    } else if (context_of(backend)->by_requests) {
+        batch_tracker::keep_inputs(graph, params);
     }
 }
 
@@ -187,10 +191,15 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
     facts.device = device->name;
     facts.inner =
         std::string(ggml_backend_dev_name(device->inner)) + " (" + ggml_backend_dev_description(device->inner) + ")";
-    facts.capacity  = context->settings.capacity.text;
-    context->status = context_status::create(facts);
+    facts.capacity   = context->settings.capacity.text;
+    context->status  = context_status::create(facts);
+    context->control = session_control::create(context->status, context->settings);
+    policy_spec spec;
+    context->by_requests = context->settings.capacity.partial() &&
+                           policy_spec::parse(context->settings.policy, spec).empty() && spec.info->by_requests;
+    context->batches = std::make_unique<batch_tracker>(context->status->request_id);
     if (context_log::wanted(context->settings)) {
-        context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status);
+        context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status, *context->batches);
     }
     return new ggml_backend { backend_guid(), backend_table(inner->iface), dev, context };
 }

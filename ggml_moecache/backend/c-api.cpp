@@ -1,4 +1,6 @@
+#include "backend/session-control.h"
 #include "core/config.h"
+#include "core/file.h"
 #include "core/live-ring.h"
 #include "core/request-tracker.h"
 #include "core/run-metadata.h"
@@ -7,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 using namespace moecache;
 
@@ -81,6 +84,69 @@ const char * moecache_set_request_id(uint64_t context_id, uint64_t request_id) {
     }
     context->request_id = request_id;
     return nullptr;
+}
+
+// --- sessions -------------------------------------------------------------------------------------------------------
+
+// Runs `work` on the control of an open context. `text`: its argument, which must not be NULL.
+template <class Work>
+static const char * with_session(uint64_t context_id, const char * text, Work work) {
+    if (text == nullptr) {
+        return message("a session state or the path of its file must be given. Got NULL instead.");
+    }
+    const auto control = session_control::find(context_id);
+    if (control == nullptr) {
+        return message(no_context(context_id, context_status::find(context_id) != nullptr));
+    }
+    return message(work(*control));
+}
+
+const char * moecache_session_reset(uint64_t context_id) {
+    return with_session(context_id, "", [](session_control & control) { return control.reset(); });
+}
+
+const char * moecache_session_freeze(uint64_t context_id, int on) {
+    return with_session(context_id, "", [on](session_control & control) { return control.freeze(on != 0); });
+}
+
+const char * moecache_session_export(uint64_t context_id, char * buffer, size_t size, size_t * needed) {
+    *needed = 0;
+    return with_session(context_id, "", [&](session_control & control) {
+        saved_session     saved;
+        const std::string error = control.export_session(saved);
+        if (error.empty()) {
+            *needed = copy_text(saved_session_text(saved), buffer, size);
+        }
+        return error;
+    });
+}
+
+const char * moecache_session_export_file(uint64_t context_id, const char * path) {
+    return with_session(context_id, path, [path](session_control & control) {
+        saved_session     saved;
+        const std::string error = control.export_session(saved);
+        return error.empty() ? file_replace(path, saved_session_text(saved) + "\n") : error;
+    });
+}
+
+const char * moecache_session_import(uint64_t context_id, const char * json) {
+    return with_session(context_id, json, [json](session_control & control) {
+        saved_session     saved;
+        const std::string error = saved_session_parse(json, saved);
+        return error.empty() ? control.import_session(std::move(saved)) : "the session state cannot be read: " + error;
+    });
+}
+
+const char * moecache_session_import_file(uint64_t context_id, const char * path) {
+    return with_session(context_id, path, [path](session_control & control) {
+        saved_session saved;
+        std::string   error = saved_session_read(path, saved);
+        if (!error.empty()) {
+            return error;
+        }
+        error = control.import_session(std::move(saved));
+        return error.empty() ? error : std::string(path) + ": " + error;
+    });
 }
 
 // --- rings ----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@
 namespace moecache {
 
 context_log::context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings,
-                         std::shared_ptr<context_status> status) :
+                         std::shared_ptr<context_status> status, const batch_tracker & batches) :
     dev(dev), settings(settings), status(status),
-    recorder(dev, inner, settings.log_wait && !settings.log_live, status->request_id),
+    recorder(dev, inner, settings.log_wait && !settings.log_live, batches),
     channel(settings.log_live ? live_channel_open(status->context_id()) : nullptr) {}
 
 context_log::~context_log() {
@@ -244,6 +244,9 @@ void context_log::count() {
 
 std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
     std::string error;
+    if (cache != nullptr) {
+        facts.session_changes = cache->n_session_changes();
+    }
     if (!opened) {
         opened = true;
         try {

@@ -15,8 +15,9 @@ namespace moecache {
 
 class context_log {
 public:
+    // `batches`: of the context; it must outlive the log.
     context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings,
-                std::shared_ptr<context_status> status);
+                std::shared_ptr<context_status> status, const batch_tracker & batches);
     ~context_log(); // REQUIRES: the inner backend still exists
     context_log(const context_log &)             = delete;
     context_log & operator=(const context_log &) = delete;
@@ -27,8 +28,9 @@ public:
         recorder.keep_tensors(graph, params);
     }
 
-    // A plan with MoE blocks has been handed to the device. Returns "" or, once, why the log could not be opened.
-    // `cache`: of the context, nullptr = none; the same at every call after the first graph with MoE blocks.
+    // A plan with MoE blocks, known to the tracker of batches, has been handed to the device. Returns "" or, once, why
+    // the log could not be opened. `cache`: of the context, nullptr = none; the same at every call after the first
+    // graph with MoE blocks.
     std::string computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
 
     void synchronized() {

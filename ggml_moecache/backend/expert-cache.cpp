@@ -75,16 +75,14 @@ std::string expert_cache::start(const config & settings) {
     records.resize(geometry.columns.size());
     reports.resize(geometry.columns.size());
     manager->place();
-    copies->readers_launched();
-    copies->wait_all();
-    manager->publish_all();
+    finish_copies();
     return "";
 }
 
 std::unique_ptr<expert_cache> expert_cache::make(const cache_request &                    request,
                                                  const std::vector<const ggml_tensor *> & weights, std::string & why) {
     const config &                settings = request.settings;
-    std::unique_ptr<expert_cache> made(new expert_cache(request.dev, request.inner, settings.sync));
+    std::unique_ptr<expert_cache> made(new expert_cache(request.dev, request.inner, settings));
     std::string                   fewer;
     slot_plan                     plan;
     why = plan.read(weights, settings.per_layer, request.n_used);
@@ -164,36 +162,50 @@ void expert_cache::make_event(uint32_t column, const int32_t * ids, uint32_t n_r
     }
 }
 
+// What the policy decides about the event, and counts of it.
+const std::vector<decision> & expert_cache::decide(const cache_event & seen) {
+    static const std::vector<decision> none;
+    if (frozen) {
+        return none;
+    }
+    cache_event event  = seen;
+    event.index        = static_cast<uint64_t>(clock.events++);
+    event.first_access = static_cast<uint64_t>(clock.accesses);
+    event.token        = clock.tokens - 1;
+    event.request      = request;
+    clock.accesses += event.n_items;
+    return manager->decide(event);
+}
+
 uint32_t expert_cache::route(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
                              std::vector<missed_row> & misses) {
-    if (static_cast<int>(column) <= last_column) {
-        n_tokens_seen += n_tokens;
+    if (static_cast<int>(column) <= last_column && !frozen) {
+        clock.tokens += n_tokens;
     }
     last_column = static_cast<int>(column);
     make_event(column, ids, n_used * n_tokens);
-    if (n_events > 0) {
-        manager->readers_finished(n_events - 1);
+    if (n_looked_up > 0) {
+        manager->readers_finished(n_looked_up - 1);
     }
     const std::vector<copy_outcome> & outcomes = manager->publish(column);
     if (recording) {
         report_copies(column, outcomes);
     }
     cache_event event;
-    event.index        = n_events++;
-    event.first_access = n_accesses;
-    event.token        = n_tokens_seen - 1;
-    event.column       = column;
-    event.n_items      = static_cast<uint32_t>(event_items.size());
-    event.items        = event_items.data();
-    n_accesses += event.n_items;
+    event.index   = n_looked_up++;
+    event.column  = column;
+    event.n_items = static_cast<uint32_t>(event_items.size());
+    event.items   = event_items.data();
     manager->look_up(event, event_hits.data());
     fill_places(column, ids, n_used, n_tokens, misses); // before the decisions: they may give a hit's slot away
     const uint64_t                generation = manager->generation();
-    const std::vector<decision> & decisions  = manager->decide(event);
+    const std::vector<decision> & decisions  = decide(event);
     if (recording) {
         make_record(column, event.index, generation, n_used, n_tokens, misses, decisions);
     }
-    manager->apply();
+    if (!frozen) {
+        manager->apply();
+    }
     return n_used * n_tokens - static_cast<uint32_t>(misses.size());
 }
 

@@ -11,6 +11,9 @@
 #include "backend/slot-transfer.h"
 #include "core/cache-manager.h"
 #include "core/policies/spec.h"
+#include "core/request-numbers.h"
+#include "core/request-tracker.h"
+#include "core/state-file.h"
 
 #include <map>
 #include <memory>
@@ -88,6 +91,29 @@ public:
     void     upload(uint32_t column, uint32_t n_used, uint32_t n_tokens); // onto the stream of the graph
     void     launched();                                                  // the device's part has been handed over
 
+    // --- the session (cache-session.cpp) ---
+
+    // Whether the policy looks at requests; begin_batch() then says whose tokens the next ubatch has.
+    bool follows_requests() const { return spec.info->by_requests; }
+    void begin_batch(const std::vector<token_info> & tokens);
+
+    saved_session export_session() const;
+
+    // Both make another session on the same slots, between two graphs: one that goes on where `saved` was exported, or
+    // a new one. Experts that have no slot yet are copied and become visible when their copies are complete; counters()
+    // go on. Return "" or why not; then nothing has changed. They wait for the device.
+    std::string import_session(const saved_session & saved);
+    std::string reset_session();
+
+    // Frozen: nothing is admitted and nothing is counted, the session stands still; copies under way still arrive.
+    void freeze(bool on);
+    bool is_frozen() const { return frozen; }
+
+    // Imports, resets and beginnings of a freeze: a log of the events alone does not replay to the same decisions.
+    uint64_t n_session_changes() const { return n_changes; }
+
+    void finish_copies(); // wait for all copies and make them visible
+
     // --- for the routing log ---
     void                                  begin_graph() { graphs++; }
     uint64_t                              n_graphs() const { return graphs; }
@@ -106,17 +132,19 @@ public:
     std::string            policy_name() const { return spec.canonical(); }
 
 private:
-    expert_cache(ggml_backend_dev_t dev, ggml_backend_t inner, bool sync) :
-        dev(dev), inner(inner), pools(dev), sync(sync) {}
+    expert_cache(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings) :
+        dev(dev), inner(inner), pools(dev), sync(settings.sync), per_layer(settings.per_layer) {}
 
-    void        take(slot_plan plan);
-    std::string start(const config & settings);
-    void        make_event(uint32_t column, const int32_t * ids, uint32_t n_rows);
-    void        report_copies(uint32_t column, const std::vector<copy_outcome> & outcomes);
-    void        make_record(uint32_t column, uint64_t event, uint64_t generation, uint32_t n_used, uint32_t n_tokens,
-                            const std::vector<missed_row> & misses, const std::vector<decision> & decisions);
-    void        fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
-                            std::vector<missed_row> & misses);
+    void                          take(slot_plan plan);
+    void                          begin_session(std::unique_ptr<policy> other, const std::vector<int64_t> & content);
+    std::string                   start(const config & settings);
+    void                          make_event(uint32_t column, const int32_t * ids, uint32_t n_rows);
+    const std::vector<decision> & decide(const cache_event & seen);
+    void                          report_copies(uint32_t column, const std::vector<copy_outcome> & outcomes);
+    void make_record(uint32_t column, uint64_t event, uint64_t generation, uint32_t n_used, uint32_t n_tokens,
+                     const std::vector<missed_row> & misses, const std::vector<decision> & decisions);
+    void fill_places(uint32_t column, const int32_t * ids, uint32_t n_used, uint32_t n_tokens,
+                     std::vector<missed_row> & misses);
 
     size_t place_offset(uint32_t column) const { return column * place_bytes_of_column; }
 
@@ -136,6 +164,7 @@ private:
     ggml_backend_buffer_t place_buffer = nullptr; // on the device: [columns][max_tokens * n_spare]
     ggml_backend_buffer_t host_buffer  = nullptr; // the same on the host, pinned if possible
     bool                  sync;
+    bool                  per_layer; // every column has a budget of its own
 
     bool                      recording = false;
     std::vector<cache_record> records; // [columns]
@@ -145,11 +174,16 @@ private:
     std::vector<uint32_t> last_row; // [experts of a column] 1 + the last row that used it, 0: none
     std::vector<uint8_t>  event_hits;
     std::vector<uint8_t>  is_hit; // [experts of a column]
-    uint64_t              graphs        = 0;
-    uint64_t              n_events      = 0;
-    uint64_t              n_accesses    = 0;
-    int64_t               n_tokens_seen = 0;
-    int                   last_column   = INT32_MAX; // a ubatch goes up through the columns
+    uint64_t              graphs      = 0;
+    uint64_t              n_looked_up = 0;         // of all sessions, events while frozen included
+    int                   last_column = INT32_MAX; // a ubatch goes up through the columns
+
+    session_clock   clock; // of the session; its requests are those of `requests`
+    request_numbers requests;
+    int64_t         request   = 0;     // the newest of the ubatch
+    bool            continues = false; // the next ubatch may go on with the request that came last before the import
+    bool            frozen    = false;
+    uint64_t        n_changes = 0;
 };
 
 } // namespace moecache

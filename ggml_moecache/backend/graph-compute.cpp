@@ -2,9 +2,13 @@
 
 #include "backend/buffer-type.h"
 #include "core/expert-name.h"
+#include "core/file.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
+
+#include <sys/stat.h>
 
 namespace moecache {
 
@@ -134,6 +138,44 @@ static bool make_resident(backend_context * context, const ggml_cgraph * graph) 
 
 // --- capacities in between --------------------------------------------------------------------------------------------------------
 
+static bool exists(const std::string & path) {
+    struct stat info;
+    return stat(path.c_str(), &info) == 0;
+}
+
+// Give the new cache the state that it is to start from, if any. Returns false when the computation must end.
+static bool start_session(backend_context * context) {
+    const config & settings = context->settings;
+    std::string    state_in = settings.state_in;
+    if (!settings.state_in.empty() || !settings.state_out.empty()) {
+        context->state_name = std::make_unique<numbered_name>(settings.state_out.empty() ? "in:" + settings.state_in :
+                                                                                           "out:" + settings.state_out);
+        const std::string numbered = context->state_name->apply(settings.state_in);
+        state_in                   = exists(numbered) ? numbered : state_in;
+    }
+    const std::string error   = context->control->cache_made(context->moe->cache.get(), state_in);
+    context->state_in_refused = !error.empty();
+    return error.empty() || fall_back(context, reason::state_in, error);
+}
+
+void write_state_file(backend_context * context) {
+    const expert_cache * cache = context->moe->cache.get();
+    if (context->state_name == nullptr || context->settings.state_out.empty() || cache == nullptr || context->failed) {
+        return;
+    }
+    const std::string path = context->state_name->apply(context->settings.state_out);
+    if (context->state_in_refused && context->settings.state_in == context->settings.state_out && exists(path)) {
+        std::rename(path.c_str(), (path + ".refused").c_str());
+        GGML_LOG_WARN("moecache: %s: the state that could not be used is kept as %s.refused\n",
+                      reason_name(reason::state_in), path.c_str());
+    }
+    const std::string error = file_replace(path, saved_session_text(cache->export_session()) + "\n");
+    if (!error.empty()) {
+        context->status->add_fallback(reason::state_out);
+        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::state_out), error.c_str());
+    }
+}
+
 // A program's warm-up is an ordinary graph of two tokens, and llama-server loads its draft model after it. Who takes
 // what is left of the device must not take it before. With a log there is no waiting: all of its events have one cache.
 static bool may_be_warmup(const backend_context * context, const graph_plan & plan) {
@@ -161,6 +203,7 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
     context->cache_tried = true;
     context->moe->forget_plans();
     if (context->moe->cache == nullptr) {
+        context->control->no_cache(why);
         context_facts facts = current_facts(context, placement_of(context, graph));
         facts.state         = context_state::inactive;
         facts.why           = reason::no_cache;
@@ -171,7 +214,10 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
     if (context->log != nullptr) {
         context->moe->cache->keep_records();
     }
-    return why.empty() || fall_back(context, reason::fewer_slots, why);
+    if (!why.empty() && !fall_back(context, reason::fewer_slots, why)) {
+        return false;
+    }
+    return start_session(context);
 }
 
 // --- compute ------------------------------------------------------------------------------------------------------------------------
@@ -186,6 +232,17 @@ static bool announce_active(backend_context * context, const ggml_cgraph * graph
         return true;
     }
     return fall_back(context, facts.store_pinned_bytes == 0 ? reason::not_pinned : reason::partly_pinned, "");
+}
+
+// A session state was named, and there is nothing that has one. Returns false when the computation must end.
+static bool miss_session(backend_context * context) {
+    const config & settings = context->settings;
+    if (settings.capacity.partial()) {
+        return true;
+    }
+    const std::string why = "capacity " + settings.capacity.text + " has no session, only one between 0 and all has";
+    return (settings.state_in.empty() || fall_back(context, reason::state_in, why)) &&
+           (settings.state_out.empty() || fall_back(context, reason::state_out, why));
 }
 
 // MoE blocks may be in another part of the graph (an eval callback's, a split's): then wait for it.
@@ -243,10 +300,19 @@ static void count(backend_context * context, const graph_plan & plan) {
     count_cache(context);
 }
 
+// The policy wants to know of which request an event is: the tracker then sees each ubatch before it is computed. For
+// the log alone it sees it afterwards, so that ubatches that fail are not counted.
+static bool follows_requests(const backend_context * context) {
+    return context->moe->cache != nullptr && context->moe->cache->follows_requests();
+}
+
 // Returns false when the computation must end.
 static bool record(backend_context * context, graph_plan & plan, const ggml_cgraph * graph, bool warmup) {
     if (context->log == nullptr || warmup) {
         return true;
+    }
+    if (!follows_requests(context)) {
+        context->batches->see(plan, graph);
     }
     const std::string error = context->log->computed(plan, graph, context->moe->cache.get());
     if (error.empty()) {
@@ -284,7 +350,7 @@ static graph_plan * prepare(backend_context * context, ggml_cgraph * graph) {
     return context->moe->plan(graph);
 }
 
-enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
+static enum ggml_status compute(backend_context * context, ggml_cgraph * graph) {
     graph_plan * plan = context->failed ? nullptr : prepare(context, graph);
     if (plan == nullptr) {
         return GGML_STATUS_ALLOC_FAILED;
@@ -293,7 +359,7 @@ enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
     if (!context->announced && !warmup && !context->waiting) {
         if (plan->walk.blocks.empty()) {
             announce_without_blocks(context, graph);
-        } else if (!announce_active(context, graph)) {
+        } else if (!announce_active(context, graph) || !miss_session(context)) {
             return GGML_STATUS_FAILED;
         }
     }
@@ -306,6 +372,9 @@ enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
     if (plan->counts.n_unknown_blocks > 0 && !fall_back(context, reason::unknown_block, "")) {
         return GGML_STATUS_FAILED;
     }
+    if (!warmup && follows_requests(context) && context->batches->see(*plan, graph)) {
+        context->moe->cache->begin_batch(context->batches->tokens());
+    }
     const enum ggml_status status = context->moe->run(*plan, graph);
     if (status == GGML_STATUS_FAILED && context->moe->host.is_broken()) {
         fall_back(context, reason::host_backend, "");
@@ -314,6 +383,13 @@ enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
         count(context, *plan);
         return record(context, *plan, graph, warmup) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
     }
+    return status;
+}
+
+enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
+    context->control->gate.begin();
+    const enum ggml_status status = compute(context, graph);
+    context->control->gate.end();
     return status;
 }
 

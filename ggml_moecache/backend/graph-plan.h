@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backend/graph-walk.h"
+#include "backend/plan-inputs.h"
 #include "backend/plan-routing.h"
 #include "backend/resident.h"
 
@@ -74,6 +75,7 @@ struct graph_plan {
     std::vector<plan_segment> segments; // empty when the whole graph goes to the device as it is
     std::vector<plan_swap>    swaps;
     plan_counts               counts;
+    plan_inputs               inputs;  // for the tracker of requests
     plan_routing              routing; // for the routing log
     bool                      warmup      = false;
     size_t                    arena_bytes = 0;       // host memory the shadows need, from the start of the arena

@@ -26,12 +26,6 @@ struct plan_routing {
     std::vector<routing_source> blocks;         // in graph order
     std::vector<gather_run>     runs;           // copies of all blocks' ids and weights
     size_t                      size_bytes = 0; // of gathered memory
-    size_t                      n_tokens   = 0; // of the ubatch
-    const ggml_tensor * positions  = nullptr;   // llama.cpp's input, I32 [n_tokens * n], in host memory; nullptr = none
-    const ggml_tensor * output_ids = nullptr;   // I32 [n_outputs], in host memory; nullptr = none
-    const ggml_tensor * mask =
-        nullptr; // F32 or F16 [n_cells, n_tokens], in host memory; nullptr = none, or several streams
-    const ggml_tensor * cells = nullptr; // I64 [n_tokens], in host memory
 };
 
 } // namespace moecache

@@ -15,8 +15,8 @@ namespace moecache {
 static const size_t max_weights_known = 16384;
 
 routing_recorder::routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full,
-                                   const std::atomic<uint64_t> & request_id) :
-    dev(dev), inner(inner), wait_when_full(wait_when_full), request_id(request_id), gather(dev, inner), memory(dev),
+                                   const batch_tracker & batches) :
+    dev(dev), inner(inner), wait_when_full(wait_when_full), batches(batches), gather(dev, inner), memory(dev),
     flights(routing_gather::n_slots) {}
 
 routing_recorder::~routing_recorder() {
@@ -88,23 +88,6 @@ static ggml_tensor * find_weights(const ggml_cgraph * graph, const graph_walk & 
     return found;
 }
 
-// What record() reads of the model graph beside the blocks, by llama.cpp's names.
-static const char * const input_names[] = { "inp_pos", "out_ids", "attn_inp_kq_mask", "attn_inp_k_idxs" };
-
-static std::vector<ggml_tensor *> inputs_of(const ggml_cgraph * graph) {
-    std::vector<ggml_tensor *> inputs;
-    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
-        ggml_tensor * tensor =
-            ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
-        if (tensor != nullptr && (tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 &&
-            std::any_of(std::begin(input_names), std::end(input_names),
-                        [tensor](const char * name) { return std::strcmp(tensor->name, name) == 0; })) {
-            inputs.push_back(tensor);
-        }
-    }
-    return inputs;
-}
-
 void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
     const device_context * device = device_get(dev);
     const graph_walk       walk   = walk_graph(
@@ -130,45 +113,14 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
         }
     }
     kept.insert(kept.end(), kept_weights.begin(), kept_weights.end());
-    // llama.cpp's inputs too: where the CPU has computed a part of the graph before this one, GGML would have used
-    // their memory again by the time they are read.
+    batch_tracker::keep_inputs(graph, params);
     ggml_tensor * until = graph->nodes[graph->n_nodes - 1];
-    for (ggml_tensor * input : inputs_of(graph)) {
-        params->add_alloc_dep(params->user_data, input, until);
-    }
     for (ggml_tensor * tensor : memory.give(graph, kept)) {
         params->add_alloc_dep(params->user_data, tensor, until);
     }
 }
 
 // --- plan ---------------------------------------------------------------------------------------------------------------------------
-
-// An input of the model graph by llama.cpp's name, when its values lie in host memory.
-static const ggml_tensor * find_input(const ggml_cgraph * graph, const char * name) {
-    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
-        if (!ggml_bitset_get(graph->visited_hash_set.used, i)) {
-            continue;
-        }
-        const ggml_tensor * tensor = graph->visited_hash_set.keys[i];
-        if ((tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 && std::strcmp(tensor->name, name) == 0) {
-            return tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer) ? tensor : nullptr;
-        }
-    }
-    return nullptr;
-}
-
-// What tells sequences apart. With several KV streams the mask is cut by stream, but the cells count through all of
-// them.
-static void find_attention(plan_routing & routing, const ggml_cgraph * graph) {
-    const ggml_tensor * mask  = find_input(graph, "attn_inp_kq_mask");
-    const ggml_tensor * cells = find_input(graph, "attn_inp_k_idxs");
-    const bool          known = mask != nullptr && cells != nullptr && cells->type == GGML_TYPE_I64 &&
-                       (mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16) &&
-                       cells->ne[0] == static_cast<int64_t>(routing.n_tokens) &&
-                       (mask->ne[3] > 1 || mask->ne[1] >= cells->ne[0]) && ggml_is_contiguous(mask);
-    routing.mask  = known ? mask : nullptr;
-    routing.cells = known ? cells : nullptr;
-}
 
 void routing_recorder::add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block) {
     plan_routing & routing = plan.routing;
@@ -228,13 +180,8 @@ void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph
     if (plan.routing.blocks.empty()) {
         return;
     }
-    plan.routing.positions     = find_input(graph, "inp_pos");
-    plan.routing.output_ids    = find_input(graph, "out_ids");
-    const ggml_tensor * tokens = find_input(graph, "inp_tokens");
-    plan.routing.n_tokens = tokens != nullptr ? static_cast<size_t>(tokens->ne[0]) : plan.routing.blocks.front().n_rows;
-    find_attention(plan.routing, graph);
     for (const routing_source & block : plan.routing.blocks) {
-        if (block.n_rows != plan.routing.n_tokens) {
+        if (block.n_rows != plan.inputs.n_tokens) {
             output_layers.insert(block.layer);
         }
     }
@@ -243,34 +190,6 @@ void routing_recorder::make_routing(graph_plan & plan, const ggml_cgraph * graph
 }
 
 // --- run ----------------------------------------------------------------------------------------------------------------------------
-
-// llama.cpp's inputs are read now: for the next ubatch it writes them anew.
-void routing_recorder::begin_batch(const plan_routing & routing) {
-    n_batches++;
-    requests.set_request_id(request_id);
-    const int32_t * positions =
-        routing.positions != nullptr ? static_cast<const int32_t *>(routing.positions->data) : nullptr;
-    attention_view attention;
-    if (routing.mask != nullptr) {
-        attention.cells    = static_cast<const int64_t *>(routing.cells->data);
-        attention.mask     = routing.mask->data;
-        attention.mask_f16 = routing.mask->type == GGML_TYPE_F16;
-        attention.n_cells  = static_cast<size_t>(routing.mask->ne[0]);
-        attention.n_tokens = routing.n_tokens;
-        attention.streams  = routing.mask->ne[3] > 1 || several_streams;
-        several_streams    = attention.streams;
-    }
-    if (routing.mask != nullptr && !attention.consistent()) { // one stream of several, alone in this ubatch
-        attention.streams = several_streams = true;
-    }
-    batch_output_rows.clear();
-    if (routing.output_ids != nullptr) {
-        const int32_t * rows = static_cast<const int32_t *>(routing.output_ids->data);
-        batch_output_rows.assign(rows, rows + routing.output_ids->ne[0]);
-    }
-    requests.assign(positions, routing.n_tokens, batch_tokens, routing.mask != nullptr ? &attention : nullptr,
-                    routing.output_ids != nullptr ? &batch_output_rows : nullptr);
-}
 
 void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     if (!plan.routing.made) {
@@ -285,14 +204,14 @@ void routing_recorder::record(graph_plan & plan, const ggml_cgraph * graph) {
     }
     const uint64_t begin_ns = monotonic_ns();
     if (block_order(routing.blocks.front().layer, routing.blocks.front().family) <= last_block) {
-        begin_batch(routing);
+        n_batches++;
     }
     last_block        = block_order(routing.blocks.back().layer, routing.blocks.back().family);
     const size_t slot = n_started % routing_gather::n_slots;
     flight &     next = flights[slot];
     next.blocks       = routing.blocks;
-    next.tokens       = batch_tokens;
-    next.output_rows  = batch_output_rows;
+    next.tokens       = batches.tokens();
+    next.output_rows  = batches.output_rows();
     next.batch_id     = n_batches - 1;
     if (gather.size_bytes() < routing.size_bytes) {
         lose(next);

@@ -8,11 +8,11 @@
 // Owned by one backend; called by the thread that runs the graph. Memory is taken when a graph is new, not per token.
 #pragma once
 
+#include "backend/batch-tracker.h"
 #include "backend/expert-cache.h"
 #include "backend/graph-plan.h"
 #include "backend/router-memory.h"
 #include "core/event-ring.h"
-#include "core/request-tracker.h"
 #include "transfer/gather.h"
 
 #include <atomic>
@@ -26,9 +26,8 @@ namespace moecache {
 
 class routing_recorder {
 public:
-    // `request_id` is read at every ubatch: request_tracker::automatic, or an id that was set by hand.
-    routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full,
-                     const std::atomic<uint64_t> & request_id);
+    // `batches`: of the context; it must outlive the recorder.
+    routing_recorder(ggml_backend_dev_t dev, ggml_backend_t inner, bool wait_when_full, const batch_tracker & batches);
     ~routing_recorder();
     routing_recorder(const routing_recorder &)             = delete;
     routing_recorder & operator=(const routing_recorder &) = delete;
@@ -43,7 +42,8 @@ public:
     // copies is known.
     void set_ring(event_ring * target, bool in_background, const expert_cache * cache);
 
-    // After `plan` has been handed to the device: gather its routing. Not for warm-up graphs.
+    // After `plan` has been handed to the device: gather its routing. Not for warm-up graphs. REQUIRES: the tracker of
+    // batches has seen the plan.
     void record(graph_plan & plan, const ggml_cgraph * graph);
 
     // The device has been synchronized: make events of what was gathered (in the background this is done without
@@ -73,7 +73,6 @@ private:
     void make_routing(graph_plan & plan, const ggml_cgraph * graph);
     void add_block(graph_plan & plan, const ggml_cgraph * graph, const moe_block & block);
     void reserve(const plan_routing & routing);
-    void begin_batch(const plan_routing & routing);
     void lose(const flight & next);
     void land_in_background();
     void land(size_t slot);
@@ -85,14 +84,13 @@ private:
     void emit_decisions(const flight & done, const cache_record & record);
     void emit_cache(const flight & done, size_t block_index, uint32_t row, routing_event * event);
 
-    ggml_backend_dev_t            dev;
-    ggml_backend_t                inner;
-    const bool                    wait_when_full;
-    const std::atomic<uint64_t> & request_id;
-    routing_gather                gather;
-    event_ring *                  ring  = nullptr;
-    const expert_cache *          cache = nullptr; // whose records go into the ring
-    request_tracker               requests;
+    ggml_backend_dev_t    dev;
+    ggml_backend_t        inner;
+    const bool            wait_when_full;
+    const batch_tracker & batches;
+    routing_gather        gather;
+    event_ring *          ring  = nullptr;
+    const expert_cache *  cache = nullptr; // whose records go into the ring
 
     router_memory memory;
 
@@ -104,13 +102,10 @@ private:
     std::thread       lander; // makes events where the gather allows another thread; else the graph's thread does
     std::atomic<bool> stop { false };
 
-    std::vector<token_info> batch_tokens; // of the ubatch that is being computed, possibly by several graphs
-    std::vector<int32_t>    batch_output_rows;
-    uint64_t                n_batches = 0;
-    uint64_t                ns        = 0;
-    std::set<int>           output_layers;
-    bool several_streams = false;     // a ubatch has shown more than one KV stream: cells count through all of them
-    int  last_block      = INT32_MAX; // block_order() of the last block recorded: it rises within a ubatch
+    uint64_t      n_batches = 0;
+    uint64_t      ns        = 0;
+    std::set<int> output_layers;
+    int           last_block = INT32_MAX; // block_order() of the last block recorded: it rises within a ubatch
 };
 
 } // namespace moecache

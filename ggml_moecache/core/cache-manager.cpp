@@ -4,7 +4,7 @@
 
 namespace moecache {
 
-cache_manager::cache_manager(const cache_geometry & g, policy & p, transfer & t) : geometry(g), rules(p), copies(t) {
+cache_manager::cache_manager(const cache_geometry & g, policy & p, transfer & t) : geometry(g), rules(&p), copies(t) {
     first_slots.push_back(0);
     for (const uint32_t n : g.slots_of_budget) {
         first_slots.push_back(first_slots.back() + n);
@@ -25,7 +25,7 @@ cache_manager::cache_manager(const cache_geometry & g, policy & p, transfer & t)
 
 void cache_manager::place() {
     decisions.clear();
-    rules.place(decisions);
+    rules->place(decisions);
     for (const decision & d : decisions) {
         const uint32_t budget = geometry.budget_of_item(d.admitted);
         take(first_slots[budget] + n_taken[budget]++, d.admitted);
@@ -83,7 +83,7 @@ uint32_t cache_manager::look_up(const cache_event & event, uint8_t * hit) {
 
 const std::vector<decision> & cache_manager::decide(const cache_event & event) {
     decisions.clear();
-    rules.on_event(event, decisions);
+    rules->on_event(event, decisions);
     return decisions;
 }
 
@@ -159,11 +159,11 @@ void cache_manager::readers_finished(uint64_t event_index) {
 }
 
 void cache_manager::save(session_state & state) const {
-    rules.save(state);
+    rules->save(state);
 }
 
 std::string cache_manager::load(const session_state & state) {
-    const std::string error = rules.load(state);
+    const std::string error = rules->load(state);
     if (!error.empty()) {
         return error;
     }
@@ -178,6 +178,48 @@ std::string cache_manager::load(const session_state & state) {
         show(slot);
     }
     return missing;
+}
+
+void cache_manager::empty(uint32_t slot) {
+    release(slot);
+    item_of_slot[slot] = no_item;
+    slots[slot].state  = MOECACHE_SLOT_STATE_EMPTY;
+}
+
+// The slots that are taken are the first of their budget, so an expert beyond that is copied once more.
+void cache_manager::replace(policy & other, const std::vector<int64_t> & content) {
+    rules = &other;
+    if (finished < UINT64_MAX) {
+        readers_finished(UINT64_MAX - 1);
+    }
+    finished = 0;
+    std::vector<uint8_t> wanted(geometry.n_items(), 0);
+    std::fill(n_taken.begin(), n_taken.end(), 0);
+    for (const int64_t item : content) {
+        wanted[static_cast<size_t>(item)] = 1;
+        n_taken[geometry.budget_of_item(static_cast<uint32_t>(item))]++;
+    }
+    for (uint32_t budget = 0; budget < geometry.n_budgets(); budget++) {
+        for (uint32_t slot = first_slots[budget]; slot < first_slots[budget + 1]; slot++) {
+            const uint32_t item   = item_of_slot[slot];
+            slots[slot].last_read = 0;
+            if (item != no_item && (!wanted[item] || slot >= first_slots[budget] + n_taken[budget])) {
+                empty(slot);
+            }
+        }
+    }
+    std::vector<uint32_t> next(first_slots.begin(), first_slots.end() - 1); // [budgets] where a free slot may be
+    for (const int64_t value : content) {
+        const auto item = static_cast<uint32_t>(value);
+        if (slot_of_item[item] != no_item) {
+            continue;
+        }
+        uint32_t & slot = next[geometry.budget_of_item(item)];
+        while (item_of_slot[slot] != no_item) {
+            slot++;
+        }
+        take(slot, item);
+    }
 }
 
 std::string cache_manager::check() const {

@@ -55,7 +55,7 @@ struct copy_outcome {
 
 class cache_manager {
 public:
-    // All three must outlive it.
+    // All three must outlive it, `rules` until replace().
     cache_manager(const cache_geometry & geometry, policy & rules, transfer & copies);
 
     // Place what the policy wants before the first event. The copies are then awaited: REQUIRES: all are complete
@@ -98,6 +98,12 @@ public:
     void        save(session_state & state) const;
     std::string load(const session_state & state);
 
+    // Another session on the same slots: from now on `rules` decide, and their content is `content` (items, each once,
+    // at most as many of a budget as it has slots). Experts that have a slot already keep it where they can, the others
+    // are copied; what is not in `content` leaves. Counters go on; the copies count as admissions.
+    // REQUIRES: the device has finished with all events so far.
+    void replace(policy & rules, const std::vector<int64_t> & content);
+
     // "" or the first invariant that does not hold.
     std::string check() const;
 
@@ -113,9 +119,10 @@ private:
     void take(uint32_t slot, uint32_t item);
     void remove_pending(uint32_t slot);
     void show(uint32_t slot);
+    void empty(uint32_t slot);
 
     const cache_geometry &             geometry;
-    policy &                           rules;
+    policy *                           rules;
     transfer &                         copies;
     std::vector<uint32_t>              first_slots; // [budgets + 1]
     std::vector<uint32_t>              n_taken;     // [budgets] slots that are not empty: the first ones

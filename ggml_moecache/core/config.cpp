@@ -26,6 +26,13 @@ static const variable_info table[] = {
       "How much capacity auto, or a capacity that does not fit, keeps from a KV cache that would take all (--fit): this share of "
       "the device memory that is free beside the layers' weights and 2 GiB for compute buffers and the rest. A capacity that "
       "fits is kept as a whole." },
+    { "GGML_MOECACHE_STATE_IN", "", "a file name",
+      "Start the cache from this session state, which GGML_MOECACHE_STATE_OUT, `moecache simulate --state-out` or Python has "
+      "written for the same model, capacity and policy. A second context that is open at the same time reads FILE.1 where that "
+      "exists, and so on." },
+    { "GGML_MOECACHE_STATE_OUT", "", "a file name",
+      "Write the session state to this file when a context closes, replacing it as a whole. A second context that is open at the "
+      "same time writes FILE.1, and so on." },
     { "GGML_MOECACHE_STANDIN_COPY_DELAY_US", "0", "a whole number of microseconds, at most 10000000",
       "The stand-in only: every copy of an expert takes this much longer. For tests." },
     { "GGML_MOECACHE_STANDIN_COPY_MIB_S", "0", "a whole number of MiB/s",
@@ -98,10 +105,6 @@ static std::string check(const variable_info & info, const std::string & value) 
         if (spec.info->needs_future || spec.info->per_access_only) {
             return std::string(info.name) + " must be a policy that can run. Got '" + value +
                    "', which needs to see the whole trace or single accesses, instead.";
-        }
-        if (std::strcmp(spec.info->name, "request-lfu") == 0) { // it would silently be cumulative-lfu
-            return std::string(info.name) + " must be a policy that can run. Got '" + value +
-                   "', which needs to know where requests begin, instead: only the routing log knows that yet.";
         }
     } else if (std::strcmp(info.name, "GGML_MOECACHE_RESERVE_MIB") == 0 ||
                std::strcmp(info.name, "GGML_MOECACHE_STANDIN_COPY_MIB_S") == 0) {
@@ -188,6 +191,8 @@ config config_read() {
     result.expert_share = share.amount / 100;
     result.require      = config_get("MOECACHE_REQUIRE") == "1";
     result.status_file  = config_get("GGML_MOECACHE_STATUS");
+    result.state_in     = config_get("GGML_MOECACHE_STATE_IN");
+    result.state_out    = config_get("GGML_MOECACHE_STATE_OUT");
     result.log_folder   = config_get("GGML_MOECACHE_LOG");
     result.log_live     = config_get("GGML_MOECACHE_LOG_LIVE") == "1";
     result.log_wait     = config_get("GGML_MOECACHE_LOG_FULL") == "wait";

@@ -43,6 +43,8 @@ struct config {
     double           expert_share  = 0;         // of what is free, for experts: backend/reservation.h
     bool             require       = false;     // every fallback is an error
     std::string      status_file;               // "" = none
+    std::string      state_in;                  // session state that the cache starts from, "" = none
+    std::string      state_out;                 // where it is written when the context closes, "" = nowhere
     std::string      log_folder;                // "" = no log
     bool             log_live          = false; // the ring is read inside the process
     bool             log_wait          = false; // a full ring makes the model wait

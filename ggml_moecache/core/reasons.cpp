@@ -50,6 +50,11 @@ static const reason_info table[] = {
     { reason::whole_block, "whole_block",
       "An MoE block is computed by the CPU as a whole although some of its experts have slots: an adapter is active on them, or "
       "the block is of a form whose rows cannot be told apart." },
+    { reason::state_in, "state_in",
+      "The session state that the cache was to start from (GGML_MOECACHE_STATE_IN, or one imported before the first graph) cannot "
+      "be used, the line says why: the cache starts cold." },
+    { reason::state_out, "state_out",
+      "The session state could not be written to the file that GGML_MOECACHE_STATE_OUT names, or there is no cache that has one." },
 };
 
 const reason_info * reason_table(size_t & n_reasons) {

@@ -28,6 +28,8 @@ enum class reason {
     fewer_slots,
     no_cache,
     whole_block,
+    state_in,
+    state_out,
 };
 
 struct reason_info {

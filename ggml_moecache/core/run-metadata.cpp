@@ -259,6 +259,7 @@ std::string run_metadata_json(const std::string & folder) {
         json.begin_object().value("context_id", context.context_id);
         put_text(json, "file", context.file);
         json.value("device", context.device).value("capacity", context.capacity);
+        json.value("session_changes", context.session_changes);
         if (context.fingerprint == contexts.front().fingerprint) {
             json.null("model");
         } else {

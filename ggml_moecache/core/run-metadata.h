@@ -31,11 +31,12 @@ struct run_context {
     std::string                ggml_commit; // that the loaded ggml was built from
     std::string                capacity;
     std::string                policy; // with parameters; "" = there is no cache
-    uint64_t                   n_slots   = 0;
-    bool                       per_layer = false;
-    bool                       sync      = false;
-    uint64_t                   n_layers  = 0; // of the model, as far as the graph shows
-    uint64_t                   top_k     = 0;
+    uint64_t                   n_slots         = 0;
+    bool                       per_layer       = false;
+    bool                       sync            = false;
+    uint64_t                   session_changes = 0; // of the cache, see expert_cache
+    uint64_t                   n_layers        = 0; // of the model, as far as the graph shows
+    uint64_t                   top_k           = 0;
     std::vector<expert_layout> layouts;
     std::vector<int>           output_row_layers; // layers that saw output rows only
 };

@@ -37,4 +37,25 @@ std::string session_state::get(const std::string & name, int64_t & value, int64_
     return error;
 }
 
+void session_clock::save(session_state & state) const {
+    state.put("next_event", { events });
+    state.put("next_access", { accesses });
+    state.put("next_token", { tokens });
+    state.put("next_request", { requests });
+}
+
+std::string session_clock::load(const session_state & state) {
+    std::string error;
+    const auto  get = [&](const char * name, int64_t & value) {
+        std::vector<int64_t> values;
+        error = error.empty() ? state.get(name, values, 1, 0, INT64_MAX / 4) : error; // room to count on
+        value = values.empty() ? 0 : values[0];
+    };
+    get("next_event", events);
+    get("next_access", accesses);
+    get("next_token", tokens);
+    get("next_request", requests);
+    return error;
+}
+
 } // namespace moecache

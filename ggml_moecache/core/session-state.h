@@ -27,4 +27,18 @@ private:
     std::vector<std::pair<std::string, std::vector<int64_t>>> entries; // in the order of put()
 };
 
+// How many of each a session has counted, so that another one goes on with the next number. In a state: next_event,
+// next_access, next_token, next_request.
+struct session_clock {
+    int64_t events   = 0;
+    int64_t accesses = 0; // experts of all events
+    int64_t tokens   = 0;
+    int64_t requests = 0;
+
+    void save(session_state & state) const;
+
+    // Returns "" or what is wrong.
+    std::string load(const session_state & state);
+};
+
 } // namespace moecache

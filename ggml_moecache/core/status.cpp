@@ -170,7 +170,8 @@ static void write_counters(json_writer & json, const context_counters & c) {
     json.value("n_partial_blocks", c.n_partial_blocks.load()).value("n_unknown_blocks", c.n_unknown_blocks.load());
     json.value("n_whole_blocks", c.n_whole_blocks.load())
         .value("n_evictions", c.n_evictions.load())
-        .value("n_copies_late", c.n_copies_late.load());
+        .value("n_copies_late", c.n_copies_late.load())
+        .value("frozen", c.frozen.load());
     json.value("n_log_events", c.n_log_events.load())
         .value("n_log_lost", c.n_log_lost.load())
         .value("log_ns", c.log_ns.load());

@@ -59,6 +59,7 @@ struct context_counters {
     // Of the routing log, brought up to date with every graph. On a GPU the events of the last graph may be missing.
     std::atomic<uint64_t> n_log_events { 0 }; // events taken into its ring, but for those the file system has refused
     std::atomic<uint64_t> n_log_lost { 0 };   // events lost: ring full, or refused by the file system
+    std::atomic<bool>     frozen { false };   // nothing is admitted to the cache and nothing counted by its policy
     std::atomic<uint64_t> log_ns { 0 }; // time that the thread of the graph spent on it, without waiting for the device
 };
 

@@ -35,6 +35,43 @@ MOECACHE_API const char * moecache_config_get(const char * name);
 // NULL when `size` is 0.
 MOECACHE_API size_t moecache_status_json(char * buffer, size_t size);
 
+// --- sessions ------------------------------------------------------------------------------------------------------
+//
+// A session is what the cache of one llama context has learnt: its policy's counters, and which experts have slots. It
+// exists at capacities between 0 and all. Contexts are named by the "context_id" of the status.
+//
+// A session is touched between two graphs, never in the middle of one: a call waits for the end of the graph that the
+// context is computing, if any, and the context's next graph waits for the end of the call. While no call is made a
+// graph pays two atomic stores for this. Not from a callback of the context's own computation (llama.cpp's abort
+// callback): that is refused.
+//
+// The cache is made at the first graph that is no warm-up. Before it there is nothing to export; reset, freeze and
+// import then wait for it, and an imported state that turns out not to fit is the fallback "state_in" of the status.
+//
+// All return NULL or a message: there is no such context, it is closed, it has no cache, or what is said below. After
+// a message nothing has changed.
+
+// Begin anew: counters and residency are those of a new context. The counts of the status go on.
+MOECACHE_API const char * moecache_session_reset(uint64_t context_id);
+
+// on 1: nothing is admitted any more and nothing counted, the session stands still while hits go on (copies under way
+// still arrive); 0: it goes on as if what came meanwhile had not been. "frozen" of the status.
+MOECACHE_API const char * moecache_session_freeze(uint64_t context_id, int on);
+
+// The session as JSON (core/state-file.h), which `moecache simulate --state-out` writes too; the session goes on.
+// To memory: at most `size` bytes including the terminating NUL; `*needed` is set to the bytes needed including it, 0
+// after a message; `buffer` may be NULL when `size` is 0. To a file: replaced as a whole; a message if it cannot be
+// written.
+MOECACHE_API const char * moecache_session_export(uint64_t context_id, char * buffer, size_t size, size_t * needed);
+MOECACHE_API const char * moecache_session_export_file(uint64_t context_id, const char * path);
+
+// Go on where a state was exported: the decisions are those of the session that it is from. Experts that are not in
+// their slots yet are copied and become visible when their copies are complete. A message if the text or file holds no
+// state, or one of another policy, model (layers, families, experts, bytes of an expert), division of slots, or number
+// of slots: a state holds for one capacity.
+MOECACHE_API const char * moecache_session_import(uint64_t context_id, const char * json);
+MOECACHE_API const char * moecache_session_import_file(uint64_t context_id, const char * path);
+
 // --- routing log ---------------------------------------------------------------------------------------------------
 //
 // A context that was created while GGML_MOECACHE_LOG_LIVE was 1 keeps its routing events in a ring for one consumer of

@@ -14,7 +14,9 @@ so they are the same; with clocked timing hits and late copies of the first even
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from ggml_moecache.errors import ConfigError
 from pyanalysis.simulation.arguments import canonical, cost_of, stream_of, whole
 from pyanalysis.simulation.capacity import slots_of
 from pyanalysis.simulation.run import Replay
+from pyanalysis.traces.staging import Staged
 
 if TYPE_CHECKING:
     from pyanalysis.simulation.arguments import CostLike, TraceLike
@@ -35,11 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SessionState:
-    """What export_state() gives. Plain data: it can be pickled.
+    """What export_state() gives. Plain data: it can be pickled, and written as the JSON that a runtime cache reads.
 
     policy   canonical name
     per_layer, slots, columns   of the cache: a state is imported by a cache that has the same
-    arrays   int64[...] by name: what the policy has learnt, `content`, `next_event`
+    arrays   int64[...] by name: what the policy has learnt, `content`, `next_event`, `next_access`, `next_token`,
+             `next_request`
     """
 
     policy: str
@@ -47,6 +51,29 @@ class SessionState:
     slots: tuple[int, ...]
     columns: tuple[tuple[int, str, int, int], ...]
     arrays: dict[str, Array]
+
+    def to_json(self) -> str:
+        """The JSON of a state file (ggml_moecache/core/state-file.h)."""
+        arrays = {name: np.ascontiguousarray(array, dtype=np.int64) for name, array in self.arrays.items()}
+        return _native.format_state(self.policy, self.per_layer, list(self.slots), list(self.columns), arrays)
+
+    def write(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
+        """Write a state file, for GGML_MOECACHE_STATE_IN, as a whole. Raises TraceError if it cannot be written."""
+        file = Staged(Path(path), force=force)
+        try:
+            file.path.write_text(self.to_json() + "\n", encoding="utf-8")
+            file.commit()
+        except BaseException:
+            file.discard()
+            raise
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> SessionState:
+        """Read a state file, of the simulator or of a runtime cache. Raises ConfigError if it holds no state."""
+        try:
+            return SessionState(**_native.read_state(os.fspath(path)))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -129,8 +156,12 @@ class Session:
         saved = self._native.save()
         return SessionState(self.policy, self._per_layer, self._slots, self._stream.columns, saved["arrays"])
 
-    def import_state(self, state: SessionState) -> None:
+    def import_state(self, state: SessionState, *, from_start: bool = False) -> None:
         """Go on from a state: of the same policy and geometry, not necessarily of this trace's events before it.
+
+        from_start   replay this trace from its first event, as if it followed what the state has seen; else from the
+                     state's next event on. A trace that begins in the middle of a request goes on with the state's
+                     last request.
 
         Raises ConfigError for a state of another policy or cache, a damaged one, one whose next event this trace does
         not have, or if this session has replayed events. The session is then as it was.
@@ -142,12 +173,13 @@ class Session:
             if getattr(state, name) != value:
                 raise ConfigError(f"the state's {name} is {getattr(state, name)}, this session's is {value}")
         arrays = {name: np.ascontiguousarray(array, dtype=np.int64) for name, array in state.arrays.items()}
+        continues = bool(self._stream.token[0] > 0)
         try:
-            self._native.load({"policy": state.policy, "arrays": arrays})
+            self._native.load({"policy": state.policy, "arrays": arrays}, from_start, continues)
         except ValueError as error:
             self._native = self._made()  # a part of the state may be in it
             raise ConfigError(str(error)) from None
-        self.next_event = int(arrays["next_event"][0])
+        self.next_event = 0 if from_start else int(arrays["next_event"][0])
 
     def _made(self) -> _native.Simulator:
         try:

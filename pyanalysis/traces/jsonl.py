@@ -55,6 +55,10 @@ class JsonlReader:
         self.metadata = run_json.read(run_json.path_for(path))
         if self.metadata is None:
             self.notes.append(f"no {run_json.path_for(path).name} beside it: model and settings are not known")
+        if changes := run_json.session_changes(self.metadata, path):
+            self.notes.append(
+                f"the session of its cache was imported, reset or frozen ({changes} times): a replay decides otherwise"
+            )
         self._top1 = top1.open_beside(path)
         try:
             self._size = path.stat().st_size

@@ -38,6 +38,14 @@ def blank(run_id: str) -> Metadata:
     }
 
 
+def session_changes(metadata: Metadata | None, log: Path) -> int:
+    """How often the session of this log's cache was changed from outside; 0 also where nothing is known."""
+    for context in (metadata or {}).get("contexts") or []:
+        if context.get("file") == log.name and isinstance(context.get("session_changes"), int):
+            return int(context["session_changes"])
+    return 0
+
+
 def path_for(log: Path) -> Path:
     """Where the metadata of a JSON Lines file is: run.json if it is a routing(-N).jsonl, else NAME.run.json."""
     return log.with_name("run.json" if _LOG_NAME.fullmatch(log.name) else f"{log.stem}.run.json")

@@ -7,6 +7,7 @@ the simulator, which runs the same policies, on the log of the same run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,51 @@ def test_decisions_are_the_simulators(build: Build, tmp_path: Path, policy: str,
     assert context["n_evictions"] == simulated.evictions
     assert context["n_copies_late"] == 0
     assert context["policy"] == policy
+
+
+def several_requests(*, together: bool = False) -> Plan:
+    """Four requests after one another, of 12 prompt tokens (40 once, which pass the cache by) and 10 more each; the
+    third is gone on with after it was interrupted by the fourth. `together`: each with a KV stream of its own."""
+    tokens = token_stream(400, seed=9)
+    steps: list[Step] = []
+
+    def more(first: int, n_tokens: int, at: int, sequence: int) -> None:
+        steps.extend(decode([tokens[first + place]], start=at + place, sequence=sequence) for place in range(n_tokens))
+
+    for sequence, prompt in enumerate((12, 40, 12)):
+        steps.append(decode(tokens[100 * sequence : 100 * sequence + prompt], sequence=sequence))
+        more(100 * sequence + prompt, 10, prompt, sequence)
+    steps.append(decode(tokens[300:312], sequence=3))
+    more(312, 5, 12, 3)
+    more(222, 5, 22, 2)
+    more(317, 5, 17, 3)
+    scenario = Scenario("requests", tuple(steps), n_seq_max=4, kv_unified=not together)
+    return Plan(ModelOptions(str(embedded_model())), (scenario,))
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("policy", ["request-lfu", "request-lfu:tie=recency"])
+def test_request_lfu_knows_the_requests_of_the_log(build: Build, tmp_path: Path, policy: str, together: bool) -> None:
+    """With the log the simulator says what was to be decided; without it the same is decided. A prompt that passes the
+    cache by is no event, so it is left out of what the simulator sees."""
+    settings = {"GGML_MOECACHE_POLICY": policy, "GGML_MOECACHE_SYNC": "1"}
+    plan = several_requests(together=together)
+    _, context = run(build, plan, "15%", **settings, GGML_MOECACHE_LOG=str(tmp_path / "log"))
+    _, without = run(build, plan, "15%", **settings)
+    for name in ("n_hits", "n_misses", "n_copies", "n_evictions"):
+        assert without[name] == context[name]
+    trace = read_trace(tmp_path / "log")
+    assert len(np.unique(trace.request)) == 4
+    lines = [json.loads(line) for line in (tmp_path / "log" / "routing.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if line["type"] == "event"]
+    cached = np.array([bool(line["cache_hit"]) for line in logged])
+    assert (~cached).sum() == 40 * N_LAYERS
+    names = ("request", "token", "layer", "family", "phase", "batch", "ids", "line")
+    kept = dataclasses.replace(trace, weights=None, **{name: getattr(trace, name)[cached] for name in names})
+    simulated = simulate(kept, policy, "15%")
+    assert (context["n_copies"], context["n_evictions"]) == (simulated.admissions, simulated.evictions)
+    lifelong = simulate(kept, policy.replace("request", "cumulative"), "15%")
+    assert lifelong.admissions != simulated.admissions, "the requests make no difference here"
 
 
 @pytest.mark.parametrize("policy", ["cumulative-lfu", "lru", "random:seed=3", "interval-refresh:every=16"])

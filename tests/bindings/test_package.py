@@ -47,6 +47,8 @@ def test_variables_are_the_documented_ones():
         "GGML_MOECACHE_SYNC",
         "GGML_MOECACHE_RESERVE_MIB",
         "GGML_MOECACHE_EXPERT_SHARE",
+        "GGML_MOECACHE_STATE_IN",
+        "GGML_MOECACHE_STATE_OUT",
         "GGML_MOECACHE_STANDIN_COPY_DELAY_US",
         "GGML_MOECACHE_STANDIN_COPY_MIB_S",
         "GGML_MOECACHE_STATUS",

@@ -272,3 +272,66 @@ TEST(experts_of_different_size_never_share_a_budget) {
     CHECK_EQ(sized.set_slots({ 1, 2 }), "the capacity must name 3 numbers of slots, one per budget. Got 2 instead.");
     CHECK_EQ(sized.set_slots({ 1, 5, 0 }), "the capacity of budget 1 must be at most its 4 experts. Got 5 instead.");
 }
+
+// Slots of a budget in order: item and state, "-" for an empty one.
+static std::string slots_of(const cache_manager & cache) {
+    static const char * const states[] = { "", "loading", "resident", "draining" };
+    std::string               text;
+    for (uint32_t slot = 0; slot < cache.n_slots(); slot++) {
+        const bool empty = cache.item_of(slot) == no_item;
+        text += (text.empty() ? "" : " ") +
+                (empty ? std::string("-") : std::to_string(cache.item_of(slot)) + ":" + states[cache.state_of(slot)]);
+    }
+    return text;
+}
+
+// Before: 0 and 1 resident, 2 under way, 3 resident. Three slots are taken afterwards, so 3, in the fourth, is copied
+// anew.
+TEST(another_session_keeps_what_it_can_and_copies_the_rest) {
+    fixture       f(4);
+    told_policy   other;
+    cache_manager cache(f.geometry, f.rules, f.copies);
+    f.run(cache, 0, { 0, 1, 2, 3 }, { { 0, no_item }, { 1, no_item }, { 2, no_item }, { 3, no_item } });
+    cache.readers_finished(0);
+    f.copies.done[0] = f.copies.done[1] = f.copies.done[3] = true;
+    f.run(cache, 0, { 0, 1 }, {});
+    CHECK_EQ(slots_of(cache), "0:resident 1:resident 2:loading 3:resident");
+    cache.replace(other, { 0, 2, 3 });
+    CHECK_EQ(cache.check(), "");
+    CHECK_EQ(slots_of(cache), "0:resident 3:loading 2:loading -");
+    CHECK_EQ(f.copies.enqueued.size(), 5u);
+    CHECK_EQ(f.copies.enqueued[4].item, 3u);
+    CHECK(!f.copies.enqueued[4].after_readers); // all readers have finished
+    CHECK_EQ(cache.counters().evictions, 0u);
+    f.copies.done[1] = f.copies.done[2] = true;
+    other.next                          = { { 6, no_item } };
+    cache_event event;
+    event.index   = 0; // of the new session
+    event.n_items = 1;
+    f.items       = { 3 };
+    event.items   = f.items.data();
+    cache.publish(0);
+    CHECK_EQ(cache.look_up(event, f.hit), 1u);
+    CHECK_EQ(cache.decide(event).size(), 1u); // by the other policy
+    cache.apply();
+    CHECK_EQ(slots_of(cache), "0:resident 3:resident 2:resident 6:loading");
+    CHECK_EQ(cache.check(), "");
+}
+
+TEST(a_slot_that_drains_is_free_for_another_session) {
+    fixture       f(1);
+    told_policy   other;
+    cache_manager cache(f.geometry, f.rules, f.copies);
+    f.run(cache, 0, { 1 }, { { 1, no_item } });
+    f.copies.done[0] = true;
+    f.run(cache, 0, { 1 }, { { 2, 1 } });
+    CHECK_EQ(slots_of(cache), "2:draining");
+    cache.replace(other, { 2 });
+    CHECK_EQ(slots_of(cache), "2:loading");
+    CHECK_EQ(f.copies.enqueued.size(), 2u);
+    cache.replace(f.rules, {});
+    CHECK_EQ(slots_of(cache), "-");
+    CHECK_EQ(cache.check(), "");
+    f.copies.done[0] = true;
+    CHECK_EQ(f.run(cache, 0, { 2 }, { { 2, no_item } }), 0u);
+}

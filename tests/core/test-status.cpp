@@ -132,5 +132,5 @@ TEST(reasons_are_in_the_order_of_their_codes) {
         CHECK_EQ(static_cast<size_t>(table[i].code), i);
         CHECK(std::strlen(table[i].text) > 0);
     }
-    CHECK_EQ(std::string(reason_name(reason::whole_block)), table[n - 1].name); // the last one of the enumeration
+    CHECK_EQ(std::string(reason_name(reason::state_out)), table[n - 1].name); // the last one of the enumeration
 }

@@ -37,6 +37,8 @@ class Step:
     copy: `sequence` to `target` sequence. save, load: the whole state of the context, through memory.
     lora: the adapter file `path` at `scale`, replacing earlier ones; scale 0 removes it.
     warmup: graphs from here on use all experts for every token, scale 0 ends that.
+    export-session, import-session: the session of the context's cache to or from the file `path`. reset-session;
+    freeze-session: scale 0 ends it. An import whose message `expected` names must be refused with it.
     """
 
     action: str
@@ -50,6 +52,7 @@ class Step:
     end: int = -1
     delta: int = 0
     path: str = ""
+    expected: str = ""
     scale: float = 1.0
     context: int = 0
     hidden_seed: int = 0

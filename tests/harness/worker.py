@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tests.harness import plan as plans
 from tests.harness.ggml import BufferTypeOverride, Ggml, Tensor
+from tests.harness.sessions import Sessions
 
 ROUTING_PREFIX = ("ffn_moe_topk-", "ffn_moe_weights")
 HIDDEN_PREFIX = ("l_out-",)
@@ -45,8 +46,10 @@ def _log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
 class Session:
     """One loaded model and the contexts of the current scenario."""
 
-    def __init__(self, ggml: Ggml, plan: plans.Plan, device: str | None) -> None:
+    def __init__(self, ggml: Ggml, plan: plans.Plan, device: str | None, sessions: Sessions | None) -> None:
         self._ggml = ggml
+        self._sessions = sessions
+        self._context_ids: dict[int, int] = {}
         self._plan = plan
         self._keep: list[object] = []
         self._contexts: dict[int, Any] = {}
@@ -62,6 +65,9 @@ class Session:
             for index, step in enumerate(scenario.steps):
                 context = self._context(scenario, step.context)
                 self._observed.clear()
+                if step.action.endswith("-session"):
+                    self._session_step(step)
+                    continue
                 logits = self._perform(step, context)
                 key = f"{scenario.name}/{index}"
                 if logits is not None:
@@ -125,7 +131,10 @@ class Session:
                 callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
                 self._keep.append(callback)
                 params.cb_eval = callback
+            known = self._sessions.context_ids() if self._sessions else set()
             context = llama_cpp.llama_init_from_model(self._model, params)
+            if self._sessions:
+                self._context_ids[index] = max(self._sessions.context_ids() - known, default=-1)
             if not context:
                 raise WorkerError(f"llama.cpp made no context for scenario {scenario.name}")
             self._contexts[index] = context
@@ -169,6 +178,13 @@ class Session:
         tokens = self._tokenize(Path(step.path).read_bytes())[: step.end]
         steps = [plans.decode([token], start=position) for position, token in enumerate(tokens)]
         return np.concatenate([self._decode(one, context) for one in steps])
+    def _session_step(self, step: plans.Step) -> None:
+        if self._sessions is None:
+            raise WorkerError(f"{step.action} needs the plugin")
+        message = self._sessions.perform(step, self._context_ids[step.context])
+        as_expected = message is None if not step.expected else message is not None and step.expected in message
+        if not as_expected:
+            raise WorkerError(f"{step.action} said: {message}")
 
     def _decode(self, step: plans.Step, context: Any) -> npt.NDArray[np.float32]:
         n_token = len(step.tokens)
@@ -251,7 +267,8 @@ def main(arguments: list[str]) -> int:
         ggml.load(order["plugin"])
         llama_cpp.llama_backend_init()
         plan = plans.from_json(order["plan"])
-        session = Session(ggml, plan, order["device"])
+        sessions = Sessions(order["plugin"]) if order["plugin"] else None
+        session = Session(ggml, plan, order["device"], sessions)
         results: Arrays = {}
         for scenario in plan.scenarios:
             results |= session.run(scenario)

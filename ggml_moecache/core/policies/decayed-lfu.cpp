@@ -20,14 +20,18 @@ public:
 
     template <class Changed>
     bool begin(const cache_event & event, Changed) {
-        bool new_epoch = false;
-        while (event.token - epoch_token >= epoch_half_lives * half_life_tokens) {
+        bool          new_epoch    = false;
+        const int64_t epoch_tokens = epoch_half_lives * half_life_tokens;
+        if (event.token - epoch_token >= 6 * epoch_tokens) { // every score falls to 0 below, whatever the number
+            epoch_token += ((event.token - epoch_token) / epoch_tokens - 6) * epoch_tokens;
+        }
+        while (event.token - epoch_token >= epoch_tokens) {
             // A power of two: exact, unless the score falls below the smallest double (uses more than 1,000 half-lives
             // ago), where it becomes 0 and equals never used.
             for (double & score : scores) {
                 score = std::ldexp(score, -epoch_half_lives);
             }
-            epoch_token += epoch_half_lives * half_life_tokens;
+            epoch_token += epoch_tokens;
             new_epoch = true;
         }
         if (event.token != increment_token) {

@@ -45,7 +45,7 @@ private:
 
 policy_entry request_lfu_entry() {
     return { { "request-lfu", "keeps the experts used most since the newest request began",
-               with_admission_options({ tie_parameter() }), false },
+               with_admission_options({ tie_parameter() }), false, false, /* by_requests = */ true },
              [](const policy_inputs & in, std::unique_ptr<policy> & out) {
                  return make_ranked(in, request_ranker(make_use_counts(in)), out);
              },

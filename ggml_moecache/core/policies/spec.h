@@ -26,6 +26,7 @@ struct policy_info {
     std::vector<parameter_info> parameters;
     bool                        needs_future; // it must see the whole trace beforehand: no runtime can run it
     bool per_access_only = false;             // for comparisons with other simulators: no event has two items
+    bool by_requests     = false;             // it looks at the request of an event
 };
 
 // A policy with a value for each of its parameters.

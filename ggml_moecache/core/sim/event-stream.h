@@ -15,7 +15,7 @@ namespace moecache {
 
 // Rows of a trace. n rows, k ids each; the arrays are only read while the stream is made.
 struct trace_rows {
-    size_t          n_rows  = 0;       // in `order`: rows that it leaves out are not replayed
+    size_t          n_rows  = 0; // in `order`: rows that it leaves out are not replayed
     size_t          k       = 0;
     const int64_t * order   = nullptr; // [n_rows] the row that comes i-th
     const int32_t * ids     = nullptr; // [n, k] expert ids, -1 behind the last

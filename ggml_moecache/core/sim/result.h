@@ -22,12 +22,12 @@ struct sim_log {
 
 struct sim_result {
     cache_counters        counters;
-    uint64_t              decode_accesses = 0;
-    uint64_t              decode_hits     = 0;
+    uint64_t              decode_accesses   = 0;
+    uint64_t              decode_hits       = 0;
     uint64_t              decode_admissions = 0; // only counted where copies are clocked
-    std::vector<uint64_t> column_accesses; // [columns]
-    std::vector<uint64_t> column_hits;     // [columns]
-    uint64_t              agreed = 0;      // evictions whose victim was among the farthest next uses of the content
+    std::vector<uint64_t> column_accesses;       // [columns]
+    std::vector<uint64_t> column_hits;           // [columns]
+    uint64_t              agreed = 0; // evictions whose victim was among the farthest next uses of the content
     // [n][h] decode events of n experts of which h hit: what the time per token follows from
     std::vector<std::vector<uint64_t>> decode_events;
     sim_log                            log;

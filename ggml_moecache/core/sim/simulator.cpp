@@ -76,7 +76,11 @@ void simulator::run(uint64_t until_event) {
 }
 
 void simulator::step(uint64_t index) {
-    const cache_event event = events.event(index);
+    cache_event event = events.event(index);
+    event.index += static_cast<uint64_t>(before.events);
+    event.first_access += static_cast<uint64_t>(before.accesses);
+    event.token += before.tokens;
+    event.request += before.requests;
     if (clock != nullptr) {
         if (events.decode[index] && event.token != last_decode_token) {
             last_decode_token = event.token;
@@ -113,7 +117,7 @@ void simulator::step(uint64_t index) {
         const double   cpu_ns   = n_misses == 0 ? 0 : options.costs.cpu_event_ns + n_misses * options.costs.cpu_miss_ns;
         clock->now_ns += std::max(gpu_ns, cpu_ns) + decisions.size() * options.costs.copy_event_ns;
     }
-    manager->readers_finished(index);
+    manager->readers_finished(event.index);
 }
 
 void simulator::log_outcomes(const std::vector<copy_outcome> & outcomes) {
@@ -145,23 +149,45 @@ void simulator::save(session_state & state) const {
     if (meter != nullptr) {
         meter->save(state);
     }
-    state.put("next_event", { static_cast<int64_t>(next_event) });
+    session_clock now = before;
+    now.events += static_cast<int64_t>(next_event);
+    now.accesses += static_cast<int64_t>(events.offsets[next_event]);
+    if (next_event > 0) {
+        const auto newest =
+            std::max_element(events.request.begin(), events.request.begin() + static_cast<std::ptrdiff_t>(next_event));
+        now.tokens += events.token[next_event - 1] + 1;
+        now.requests += *newest + 1;
+    }
+    now.save(state);
 }
 
-std::string simulator::load(const session_state & state) {
+std::string simulator::load_parts(const session_state & state, session_clock & clock) {
     if (state.policy != spec.canonical()) {
         return "the session state is of policy " + state.policy + ", this one is " + spec.canonical();
     }
     std::string error = manager->load(state);
     error             = error.empty() && meter != nullptr ? meter->load(state) : error;
-    int64_t index     = 0;
-    error             = error.empty() ? state.get("next_event", index, 0) : error;
-    if (error.empty() && static_cast<uint64_t>(index) > events.n_events()) {
-        error = "the session state goes on with event " + std::to_string(index) + ", the trace has " +
+    started           = true;
+    return error.empty() ? clock.load(state) : error;
+}
+
+std::string simulator::load(const session_state & state) {
+    session_clock clock;
+    std::string   error = load_parts(state, clock);
+    if (error.empty() && static_cast<uint64_t>(clock.events) > events.n_events()) {
+        error = "the session state goes on with event " + std::to_string(clock.events) + ", the trace has " +
                 std::to_string(events.n_events());
     }
-    next_event = static_cast<uint64_t>(index);
-    started    = true;
+    next_event = static_cast<uint64_t>(clock.events);
+    return error;
+}
+
+std::string simulator::load_from_start(const session_state & state, bool continues) {
+    if (spec.info->needs_future || meter != nullptr) {
+        return "a policy or a measure that sees the whole trace goes on in the same trace only";
+    }
+    const std::string error = load_parts(state, before);
+    before.requests -= continues && before.requests > 0 ? 1 : 0;
     return error;
 }
 

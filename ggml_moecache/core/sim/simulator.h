@@ -55,14 +55,20 @@ public:
     void        save(session_state & state) const;
     std::string load(const session_state & state);
 
+    // The same with a state of other events: goes on with the first event of this stream, numbered behind those.
+    // `continues`: its first request is the one that came last there.
+    std::string load_from_start(const session_state & state, bool continues);
+
 private:
     simulator(const event_stream & events, const cache_geometry & geometry, const policy_spec & spec,
               const sim_options & options);
 
     void start();
     void step(uint64_t index);
-    void log_decisions(int64_t event_index, const std::vector<decision> & decisions);
-    void log_outcomes(const std::vector<copy_outcome> & outcomes);
+
+    std::string load_parts(const session_state & state, session_clock & clock);
+    void        log_decisions(int64_t event_index, const std::vector<decision> & decisions);
+    void        log_outcomes(const std::vector<copy_outcome> & outcomes);
 
     const event_stream &              events;
     cache_geometry                    geometry;
@@ -74,6 +80,7 @@ private:
     std::unique_ptr<cache_manager>    manager;
     std::unique_ptr<victim_agreement> meter; // NULL: not wanted
     sim_result                        so_far;
+    session_clock                     before; // events that a loaded state has seen, not of this stream
     uint64_t                          next_event        = 0;
     bool                              started           = false;
     int64_t                           last_decode_token = -1;

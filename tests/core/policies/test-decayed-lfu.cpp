@@ -48,3 +48,15 @@ TEST(what_is_too_old_for_a_double_counts_as_never_used) {
            },
            2);
 }
+
+// A session may go on from any token number that a state file names: the epochs in between are not gone through.
+TEST(a_pause_of_any_length_takes_no_time) {
+    replay("decayed-lfu:half-life=1",
+           {
+               { { 0 }, "0 +0", 0, 0 },
+               { { 1 }, "0 0>1", 0, 2000000000000000000 },
+               { { 2 }, "0 1>2", 0, 2000000000000000001 },
+               { { 1 }, "0 2>1", 0, 2000000000000000002 }, // 1: 2^0 + 2^2, 2: 2^1
+           },
+           1);
+}

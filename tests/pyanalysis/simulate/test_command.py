@@ -359,7 +359,7 @@ def test_help_has_examples_that_work(simulate):
     with Path("log").open("wb") as file:
         np.savez(file, ids=np.array(ids), n_experts=256)
     examples = re.findall(r"^  moecache simulate (.*)$", out.decode(), re.MULTILINE)
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         status, _, err = simulate(*shlex.split(example.split("|")[0]))
         assert status == 0, err
@@ -417,3 +417,52 @@ def test_report_has_the_optimum_the_static_line_and_the_sensitivity(simulate):
     assert float(rows["other_layer_ns x 2"]) == pytest.approx(4 * 5000 / 25600)
     assert "copy_latency_ns x 2" not in rows  # it is 0
     assert "Added by the report: belady, hindsight-static." in Path("r/index.html").read_text()
+
+
+def test_the_state_after_a_trace(simulate):
+    """Of the trace above: 0 and 2 are resident, with the counts of the last line; the next token is the fifth."""
+    status, _, errors = simulate("t.jsonl", "--policy", "cumulative-lfu", "--capacity", "2", "--state-out", "s.json")
+    assert (status, errors.count("\n")) == (0, NOTE_LINES)
+    assert json.loads(Path("s.json").read_text()) == {
+        "format": {"name": "ggml_moecache session state", "version": 1},
+        "policy": "cumulative-lfu",
+        "per_layer": False,
+        "slots": [2],
+        "columns": [{"layer_id": 0, "family": "exps", "n_experts": 3, "expert_bytes": 0}],
+        "arrays": {
+            "content": [0, 2],
+            "counts": [3, 2, 3],
+            "next_event": [4],
+            "next_access": [8],
+            "next_token": [4],
+            "next_request": [1],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "lru,random", "--capacity", "2"), "the state of one policy. Got 2; name one"),
+        (("--policy", "lru", "--capacity", "1,2"), "the state of one capacity. Got 2; name one"),
+        (("t.jsonl", "--policy", "lru", "--capacity", "2"), "the state of one trace. Got 2; name one"),
+        (("--policy", "belady", "--capacity", "2"), "and policy belady sees the trace beforehand: none can run it"),
+        (("--policy", "lru", "--capacity", "2", "--mode", "per-access"), "--mode must be event-atomic. Got per-access"),
+        (("--policy", "lru", "--capacity", "2", "--out", "s.json"), "--out and --state-out name the same file"),
+    ],
+)
+def test_what_is_no_state_is_refused(simulate, arguments, message):
+    status, _, errors = simulate("t.jsonl", *arguments, "--state-out", "s.json")
+    assert status == 2
+    assert message in errors
+    assert not Path("s.json").exists()
+
+
+def test_a_state_file_is_replaced_with_force_only(simulate):
+    Path("s.json").write_text("mine")
+    arguments = ("t.jsonl", "--policy", "lru", "--capacity", "2", "--state-out", "s.json")
+    status, _, errors = simulate(*arguments)
+    assert (status, Path("s.json").read_text()) == (2, "mine")
+    assert "s.json: exists already; name another file, or say --force" in errors
+    assert simulate(*arguments, "--force")[0] == 0
+    assert json.loads(Path("s.json").read_text())["policy"] == "lru"

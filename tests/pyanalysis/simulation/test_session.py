@@ -7,10 +7,14 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
-from pyanalysis.simulation import Session, SessionCounts
-from tests.pyanalysis.simulation.small import small_trace
+from pyanalysis.simulation import Session, SessionCounts, SessionState
+from pyanalysis.traces.errors import TraceError
+from tests.pyanalysis.simulation.small import COLD, small_trace, traces
 from tests.pyanalysis.simulation.test_simulate import COST
 
 TRACE = small_trace([[[0]], [[1]], [[1]], [[0]]], 4, expert_bytes=[100])
@@ -81,3 +85,76 @@ def test_what_lies_outside_of_the_trace_is_refused():
     for until in (2, 5):
         with pytest.raises(ConfigError, match=f"until_event must be from 3, the next event, to 4.*Got {until}"):
             session.run(until)
+
+
+RUNNABLE = [policy for policy in (*COLD, "cold-static:order=id") if not policy.startswith("belady")]
+
+
+def part_of(trace, begin, end):
+    """Some of a trace's tokens, as a log of their own."""
+    kept = (trace.token >= begin) & (trace.token < end)
+    names = ("request", "token", "layer", "family", "phase", "batch", "ids", "line")
+    parts = {name: getattr(trace, name)[kept] for name in names}
+    begun = {request: trace.token[trace.request == request].min() for request in set(parts["request"].tolist())}
+    # Positions within the request, as a log has them.
+    parts["token"] = np.array(
+        [token - begun[request] for token, request in zip(parts["token"], parts["request"], strict=True)], np.int32
+    )
+    return dataclasses.replace(trace, **parts)
+
+
+@given(traces(), st.integers(1, 24), st.integers(0, 6), st.sampled_from(RUNNABLE), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_two_logs_are_one_session(trace, cut, capacity, policy, per_layer):
+    """Cut at any token: the rest, replayed from the state of the first part, ends in the state of the whole."""
+    n_tokens = int(trace.token.max()) + 1
+    n_layers = len(np.unique(trace.layer))
+    capacity = min(capacity, trace.n_experts(0, "exps") * (1 if per_layer else n_layers))
+    cut = min(cut, n_tokens)
+    whole, first = (Session(part_of(trace, 0, end), policy, capacity, per_layer=per_layer) for end in (n_tokens, cut))
+    whole.run()
+    first.run()
+    hits, admissions = first.counts().hits, first.counts().admissions
+    state = SessionState(**_native.parse_state(first.export_state().to_json()))
+    if cut < n_tokens:
+        second = Session(part_of(trace, cut, n_tokens), policy, capacity, per_layer=per_layer)
+        second.import_state(state, from_start=True)
+        second.run()
+        hits, admissions = hits + second.counts().hits, admissions + second.counts().admissions
+        state = second.export_state()
+    assert (hits, admissions) == (whole.counts().hits, whole.counts().admissions)
+    expected = whole.export_state()
+    assert {name: array.tolist() for name, array in state.arrays.items()} == {
+        name: array.tolist() for name, array in expected.arrays.items()
+    }
+    assert dataclasses.replace(state, arrays={}) == dataclasses.replace(expected, arrays={})
+
+
+def test_a_state_file_is_written_and_read(tmp_path):
+    first = Session(TRACE, "lru", 1)
+    first.run(2)
+    path = tmp_path / "state.json"
+    first.export_state().write(path)
+    read = SessionState.read(path)
+    assert dataclasses.replace(read, arrays={}) == dataclasses.replace(first.export_state(), arrays={})
+    assert {name: array.tolist() for name, array in read.arrays.items()} == {
+        "content": [1],
+        "last_use": [1, 2, 0, 0],
+        "next_event": [2],
+        "next_access": [2],
+        "next_token": [2],
+        "next_request": [1],
+    }
+    with pytest.raises(ConfigError, match=f"cannot read a session state from {tmp_path}: Is a directory"):
+        SessionState.read(tmp_path)
+    with pytest.raises(TraceError, match="does not exist"):
+        first.export_state().write(tmp_path / "none" / "state.json")
+
+
+def test_what_sees_the_whole_trace_goes_on_in_it_only():
+    first, second = (Session(TRACE, "belady", 1) for _ in range(2))
+    first.run(2)
+    with pytest.raises(ConfigError, match="goes on in the same trace only"):
+        second.import_state(first.export_state(), from_start=True)
+    second.import_state(first.export_state())
+    assert second.next_event == 2
