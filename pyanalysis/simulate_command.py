@@ -74,8 +74,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
         "--mode",
         choices=("event-atomic", "as-run", "per-access"),
         default="event-atomic",
-        help="as-run: all tokens of a ubatch are one event, as for the runtime, and ubatches of more than 32 tokens "
-        "pass the cache by; per-access: a comparison that no runtime can reach (default: %(default)s)",
+        help="as-run: ubatches as the runtime takes them; per-access: what no runtime can reach (default: %(default)s)",
     )
     model.add_argument(
         "--batch-size",

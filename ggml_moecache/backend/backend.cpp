@@ -3,6 +3,7 @@
 #include "backend/buffer-type.h"
 #include "backend/graph-compute.h"
 #include "backend/graph-order.h"
+#include "core/policies/spec.h"
 
 namespace moecache {
 

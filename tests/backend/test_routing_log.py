@@ -15,7 +15,7 @@ import pytest
 from tests.harness.environment import Build, process_environment, reference_device
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.routing_log import Log, observed, read_log, run_logged, stock_rows
-from tests.harness.runner import run_moecache, run_reference
+from tests.harness.runner import Result, run_moecache, run_reference
 from tests.harness.scenarios import last_output_only, prefill_and_decode, token_stream, two_sequences
 from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import model_path

@@ -178,6 +178,7 @@ class Session:
         tokens = self._tokenize(Path(step.path).read_bytes())[: step.end]
         steps = [plans.decode([token], start=position) for position, token in enumerate(tokens)]
         return np.concatenate([self._decode(one, context) for one in steps])
+
     def _session_step(self, step: plans.Step) -> None:
         if self._sessions is None:
             raise WorkerError(f"{step.action} needs the plugin")
