@@ -132,6 +132,9 @@ static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
     if (inner->iface.graph_optimize != nullptr) {
         inner->iface.graph_optimize(inner, graph, params);
     }
+    if (context_of(backend)->log != nullptr || context_of(backend)->by_requests) {
+        batch_tracker::keep_inputs(graph, params);
+    }
     if (context_of(backend)->log != nullptr) {
         context_of(backend)->log->graph_optimize(graph, params);
     }
@@ -191,7 +194,10 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
     facts.capacity   = context->settings.capacity.text;
     context->status  = context_status::create(facts);
     context->control = session_control::create(context->status, context->settings);
-    context->batches = std::make_unique<batch_tracker>(context->status->request_id);
+    policy_spec spec;
+    policy_spec::parse(context->settings.policy, spec);
+    context->by_requests = context->settings.capacity.partial() && spec.info->by_requests;
+    context->batches     = std::make_unique<batch_tracker>(context->status->request_id);
     if (context_log::wanted(context->settings)) {
         context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status, *context->batches);
     }

@@ -17,6 +17,11 @@ struct expert_name {
     expert_role role   = expert_role::down;
 };
 
+// Rises with the place of a block in a ubatch: up through the layers, in a layer the families one after the other.
+inline int block_order(int layer, int family) {
+    return layer * n_expert_families + family;
+}
+
 // Parse the name of an expert weight. The scheduler's copies ("MoECache0#blk.7.ffn_down_exps.weight#0") are recognised
 // too. Returns false for everything else: biases, scales, adapters ("....weight.lora_a"), dense layers.
 bool expert_name_parse(const char * name, expert_name & result);
