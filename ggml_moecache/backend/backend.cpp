@@ -134,10 +134,11 @@ static void backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
     if (inner->iface.graph_optimize != nullptr) {
         inner->iface.graph_optimize(inner, graph, params);
     }
+    if (context_of(backend)->log != nullptr || context_of(backend)->by_requests) {
+        batch_tracker::keep_inputs(graph, params);
+    }
     if (context_of(backend)->log != nullptr) {
         context_of(backend)->log->graph_optimize(graph, params);
-    } else if (context_of(backend)->by_requests) {
-        batch_tracker::keep_inputs(graph, params);
     }
 }
 
@@ -196,9 +197,9 @@ ggml_backend_t backend_create(ggml_backend_dev_t dev, const char * params) {
     context->status  = context_status::create(facts);
     context->control = session_control::create(context->status, context->settings);
     policy_spec spec;
-    context->by_requests = context->settings.capacity.partial() &&
-                           policy_spec::parse(context->settings.policy, spec).empty() && spec.info->by_requests;
-    context->batches = std::make_unique<batch_tracker>(context->status->request_id);
+    policy_spec::parse(context->settings.policy, spec);
+    context->by_requests = context->settings.capacity.partial() && spec.info->by_requests;
+    context->batches     = std::make_unique<batch_tracker>(context->status->request_id);
     if (context_log::wanted(context->settings)) {
         context->log = std::make_unique<context_log>(dev, inner, context->settings, context->status, *context->batches);
     }

@@ -2,36 +2,40 @@
 
 #include "core/expert-name.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace moecache {
 
-// An input of the model graph by llama.cpp's name, when its values lie in host memory.
-static const ggml_tensor * find_input(const ggml_cgraph * graph, const char * name) {
+// llama.cpp's names of what is read.
+static const char * const positions_name = "inp_pos";
+static const char * const outputs_name   = "out_ids";
+static const char * const mask_name      = "attn_inp_kq_mask";
+static const char * const cells_name     = "attn_inp_k_idxs";
+
+static ggml_tensor * input_of(const ggml_cgraph * graph, const char * name) {
     for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
-        if (!ggml_bitset_get(graph->visited_hash_set.used, i)) {
-            continue;
-        }
-        const ggml_tensor * tensor = graph->visited_hash_set.keys[i];
-        if ((tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 && std::strcmp(tensor->name, name) == 0) {
-            return tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer) ? tensor : nullptr;
+        ggml_tensor * tensor =
+            ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
+        if (tensor != nullptr && (tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 &&
+            std::strcmp(tensor->name, name) == 0) {
+            return tensor;
         }
     }
     return nullptr;
 }
 
-static const char * const input_names[] = { "inp_pos", "out_ids", "attn_inp_kq_mask", "attn_inp_k_idxs" };
+// An input of the model graph when its values lie in host memory.
+static const ggml_tensor * find_input(const ggml_cgraph * graph, const char * name) {
+    const ggml_tensor * tensor = input_of(graph, name);
+    return tensor != nullptr && tensor->buffer != nullptr && ggml_backend_buffer_is_host(tensor->buffer) ? tensor :
+                                                                                                           nullptr;
+}
 
 void batch_tracker::keep_inputs(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
-    ggml_tensor * until = graph->n_nodes > 0 ? graph->nodes[graph->n_nodes - 1] : nullptr;
-    for (size_t i = 0; until != nullptr && i < graph->visited_hash_set.size; i++) {
-        ggml_tensor * tensor =
-            ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
-        if (tensor != nullptr && (tensor->flags & GGML_TENSOR_FLAG_INPUT) != 0 &&
-            std::any_of(std::begin(input_names), std::end(input_names),
-                        [tensor](const char * name) { return std::strcmp(tensor->name, name) == 0; })) {
-            params->add_alloc_dep(params->user_data, tensor, until);
+    for (const char * name : { positions_name, outputs_name, mask_name, cells_name }) {
+        ggml_tensor * input = graph->n_nodes > 0 ? input_of(graph, name) : nullptr;
+        if (input != nullptr) {
+            params->add_alloc_dep(params->user_data, input, graph->nodes[graph->n_nodes - 1]);
         }
     }
 }
@@ -39,8 +43,8 @@ void batch_tracker::keep_inputs(ggml_cgraph * graph, ggml_backend_graph_optimize
 // What tells sequences apart. With several KV streams the mask is cut by stream, but the cells count through all of
 // them.
 static void find_attention(plan_inputs & inputs, const ggml_cgraph * graph) {
-    const ggml_tensor * mask  = find_input(graph, "attn_inp_kq_mask");
-    const ggml_tensor * cells = find_input(graph, "attn_inp_k_idxs");
+    const ggml_tensor * mask  = find_input(graph, mask_name);
+    const ggml_tensor * cells = find_input(graph, cells_name);
     const bool          known = mask != nullptr && cells != nullptr && cells->type == GGML_TYPE_I64 &&
                        (mask->type == GGML_TYPE_F32 || mask->type == GGML_TYPE_F16) &&
                        cells->ne[0] == static_cast<int64_t>(inputs.n_tokens) &&
@@ -60,18 +64,18 @@ static void find_inputs(graph_plan & plan, const ggml_cgraph * graph) {
             if (!down || block.n_rows == 0) {
                 continue;
             }
-            inputs.last_block = block_order(name.layer, name.family);
             if (inputs.first_block < 0) {
-                inputs.first_block = inputs.last_block;
+                inputs.first_block = block_order(name.layer, name.family);
                 inputs.n_tokens    = static_cast<size_t>(block.n_tokens);
             }
+            inputs.last_block = block_order(name.layer, name.family);
         }
     }
     if (inputs.first_block < 0) {
         return;
     }
-    inputs.positions           = find_input(graph, "inp_pos");
-    inputs.output_ids          = find_input(graph, "out_ids");
+    inputs.positions           = find_input(graph, positions_name);
+    inputs.output_ids          = find_input(graph, outputs_name);
     const ggml_tensor * tokens = find_input(graph, "inp_tokens");
     if (tokens != nullptr) {
         inputs.n_tokens = static_cast<size_t>(tokens->ne[0]);

@@ -1,8 +1,7 @@
 // Which requests the tokens of a ubatch belong to: reads llama.cpp's inputs out of the graphs for the request tracker.
 // One per context, for the routing log and for policies that count by request.
 //
-// Owned by one backend; called by the thread that runs the graph. A ubatch may come in several graphs, and goes up
-// through the layers.
+// Owned by one backend; called by the thread that runs the graph. A ubatch may come in several graphs.
 #pragma once
 
 #include "backend/graph-plan.h"
@@ -20,8 +19,8 @@ public:
     // `request_id` is read at every ubatch: request_tracker::automatic, or an id that was set by hand.
     explicit batch_tracker(const std::atomic<uint64_t> & request_id) : request_id(request_id) {}
 
-    // While a graph is optimized: llama.cpp's inputs must live until its end. Where the CPU has computed a part of the
-    // model graph before this one, GGML would have used their memory again by the time they are read.
+    // Keep the memory of llama.cpp's inputs until the end of the graph: where the CPU computes a part before this one,
+    // GGML would use it again by the time they are read. Part of graph_optimize.
     static void keep_inputs(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params);
 
     // The graph of `plan` is computed, or is about to be: reads its inputs if it begins a ubatch. llama.cpp writes them

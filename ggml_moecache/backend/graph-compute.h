@@ -26,7 +26,7 @@ struct backend_context {
     std::unique_ptr<batch_tracker>   batches;
     std::shared_ptr<session_control> control;
     std::unique_ptr<numbered_name>   state_name; // of the files of session states; nullptr: none, or no cache yet
-    bool                             by_requests      = false; // the policy looks at requests
+    bool                             by_requests      = false; // the policy asks for requests
     bool                             state_in_refused = false; // a file that was read, and is not to be replaced
     std::unique_ptr<context_log>     log;                      // nullptr: not asked for
     std::set<const void *>           refused; // weights that the inner device cannot multiply, by address

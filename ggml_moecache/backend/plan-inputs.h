@@ -9,7 +9,7 @@ namespace moecache {
 
 struct plan_inputs {
     bool                made        = false;
-    int                 first_block = -1; // block_order() of the first MoE block with rows, -1: none has any
+    int                 first_block = -1; // block_order() of the MoE blocks, -1: none has rows
     int                 last_block  = -1;
     size_t              n_tokens    = 0;       // of the ubatch
     const ggml_tensor * positions   = nullptr; // I32 [n_tokens * n], in host memory; nullptr = none

@@ -113,7 +113,6 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
         }
     }
     kept.insert(kept.end(), kept_weights.begin(), kept_weights.end());
-    batch_tracker::keep_inputs(graph, params);
     ggml_tensor * until = graph->nodes[graph->n_nodes - 1];
     for (ggml_tensor * tensor : memory.give(graph, kept)) {
         params->add_alloc_dep(params->user_data, tensor, until);

@@ -119,6 +119,26 @@ def test_request_lfu_knows_the_requests_of_the_log(build: Build, tmp_path: Path,
     assert lifelong.admissions != simulated.admissions, "the requests make no difference here"
 
 
+@pytest.mark.parametrize("n_gpu_layers", [3, 6])
+def test_requests_are_known_behind_layers_of_the_cpu(build: Build, tmp_path: Path, n_gpu_layers: int) -> None:
+    """The CPU computes the first layers of each ubatch; the requests of the others are those of the log."""
+    plan = several_requests()
+    model = dataclasses.replace(plan.model, n_gpu_layers=n_gpu_layers)
+    plan = dataclasses.replace(plan, model=model)
+    settings = {"GGML_MOECACHE_POLICY": "request-lfu", "GGML_MOECACHE_SYNC": "1"}
+    _, context = run(build, plan, "15%", **settings)
+    run(build, plan, "15%", **settings, GGML_MOECACHE_LOG=str(tmp_path / "log"))
+    trace = read_trace(tmp_path / "log")
+    assert len(np.unique(trace.request)) == 4
+    assert len(np.unique(trace.layer)) == n_gpu_layers - 1
+    lines = [json.loads(line) for line in (tmp_path / "log" / "routing.jsonl").read_text().splitlines()]
+    cached = np.array([bool(line["cache_hit"]) for line in lines if line["type"] == "event"])
+    names = ("request", "token", "layer", "family", "phase", "batch", "ids", "line")
+    kept = dataclasses.replace(trace, weights=None, **{name: getattr(trace, name)[cached] for name in names})
+    simulated = simulate(kept, "request-lfu", "15%")
+    assert (context["n_copies"], context["n_evictions"]) == (simulated.admissions, simulated.evictions)
+
+
 @pytest.mark.parametrize("policy", ["cumulative-lfu", "lru", "random:seed=3", "interval-refresh:every=16"])
 def test_the_log_replays_exactly(build: Build, tmp_path: Path, policy: str) -> None:
     """Every event's hits, admissions and evictions, in order, and the fate of its copies: as the simulator has them."""

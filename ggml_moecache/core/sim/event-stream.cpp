@@ -67,16 +67,18 @@ static void keep_last(std::vector<uint32_t> & event_items, std::vector<uint64_t>
 
 void event_stream::append(const trace_rows & rows, size_t first, size_t last,
                           const std::vector<uint32_t> & event_items) {
-    const auto row  = static_cast<size_t>(rows.order[last]);
-    int64_t    most = token.empty() ? 0 : token.back();
+    const auto row    = static_cast<size_t>(rows.order[last]);
+    int64_t    most   = token.empty() ? 0 : token.back();
+    int64_t    newest = rows.request[row];
     for (size_t i = first; i <= last; i++) {
-        most = std::max(most, rows.token[rows.order[i]]);
+        most   = std::max(most, rows.token[rows.order[i]]);
+        newest = std::max(newest, rows.request[rows.order[i]]);
     }
     items.insert(items.end(), event_items.begin(), event_items.end());
     offsets.push_back(items.size());
     column.push_back(static_cast<uint32_t>(rows.column[row]));
     token.push_back(most);
-    request.push_back(rows.request[row]);
+    request.push_back(newest);
     this->row.push_back(static_cast<int64_t>(row));
     decode.push_back(rows.phase[row]);
 }

@@ -33,7 +33,7 @@ public:
     std::vector<uint32_t> items;   // [accesses]
     std::vector<uint32_t> column;  // [events]
     std::vector<int64_t>  token;   // [events] clock: the largest token number so far
-    std::vector<int64_t>  request; // [events]
+    std::vector<int64_t>  request; // [events] the newest of its rows
     std::vector<int64_t>  row;     // [events] the (last) row
     std::vector<uint8_t>  decode;  // [events] 1: a decode token
 
