@@ -113,11 +113,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from pyanalysis.traces import logs_in, read_trace, summary  # noqa: PLC0415 - pyarrow is imported only when used
+    from pyanalysis.traces import cache_use, logs_in, read_trace, summary  # noqa: PLC0415 - pyarrow only when used
 
     if arguments.top < 1:
         raise ConfigError(f"--top must be a whole number of at least 1, got {arguments.top}")
-    found = [summary.summarize(read_trace(log), arguments.top) for log in logs_in(arguments.log)]
+    found = []
+    for log in logs_in(arguments.log):
+        cache = cache_use.CacheUseBuilder()
+        trace = read_trace(log, cache.add)
+        found.append(summary.summarize(trace, arguments.top, cache.finish()))
     if arguments.json:
         show(json.dumps([one.as_json() for one in found], indent=2))
     else:

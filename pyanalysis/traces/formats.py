@@ -29,6 +29,8 @@ from pyanalysis.traces.trace import Trace, TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import pyarrow as pa
+
     from pyanalysis.traces.log import Chunk, OnProblem, Reader, Writer
 
 _LOG_NAME = re.compile(r"routing(?:-(\d+))?\.jsonl")
@@ -165,8 +167,13 @@ def checked_chunks(reader: Reader, structure: Structure, on_problem: OnProblem =
     structure.close(on_problem)
 
 
-def load_trace(reader: Reader, on_problem: OnProblem = raise_problem) -> Trace:
-    """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that)."""
+def load_trace(
+    reader: Reader, on_problem: OnProblem = raise_problem, observe: Callable[[pa.Table], None] | None = None
+) -> Trace:
+    """The trace of `reader`, lines and structure checked, its events not yet (check_trace does that).
+
+    `observe` is called with every table of a log on the way: a Trace has no fields of the cache.
+    """
     structure = Structure(reader.path)
     if isinstance(reader, WholeReader):
         trace = reader.trace(on_problem)  # lines made of it would become columns again
@@ -175,6 +182,8 @@ def load_trace(reader: Reader, on_problem: OnProblem = raise_problem) -> Trace:
     builder = TraceBuilder()
     for chunk in checked_chunks(reader, structure, on_problem):
         builder.add(chunk.table, chunk.lines)
+        if observe is not None:
+            observe(chunk.table)
     run_id = structure.run_id or (reader.metadata or {}).get("run_id", "unknown")
     return Trace(
         path=reader.path,
@@ -188,13 +197,13 @@ def load_trace(reader: Reader, on_problem: OnProblem = raise_problem) -> Trace:
     )
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, observe: Callable[[pa.Table], None] | None = None) -> Trace:
     """The routing decisions of the trace at `path` (a file, or a directory with one log), checked.
 
     Raises TraceError, with file, line and reason, if there is no such trace or it is malformed. A log that was cut off
-    is read up to its last complete line; `complete` and `notes` say so.
+    is read up to its last complete line; `complete` and `notes` say so. `observe` as in load_trace().
     """
-    trace = load_trace(open_reader(path))
+    trace = load_trace(open_reader(path), observe=observe)
     check_trace(trace, raise_problem)
     return trace
 

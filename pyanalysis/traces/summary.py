@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyanalysis.traces import cache_use
 from pyanalysis.traces import metadata as run_json
 
 if TYPE_CHECKING:
+    from pyanalysis.traces.cache_use import CacheUse
     from pyanalysis.traces.trace import Array, Trace
 
 _COMPARED_AT_ONCE = 1 << 18  # events; bounds the memory of the comparison with the token before
@@ -55,11 +57,12 @@ class Summary:
     overlap: float | None  # over all events that have a token before
     n_top1_events: int | None  # events with a top1_token; None: the log has no such column
     timings: bool  # False: the run gives none
+    cache: CacheUse | None  # None: no event was looked up in a cache
     layers: list[LayerSummary]
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "cache": None if self.cache is None else self.cache.as_json()}
 
 
 def gini(counts: Array) -> float:
@@ -88,8 +91,8 @@ def overlaps(trace: Trace) -> Array:
     return result
 
 
-def summarize(trace: Trace, n_top: int = 5) -> Summary:
-    """The summary of a checked trace, with the `n_top` most used experts per layer."""
+def summarize(trace: Trace, n_top: int = 5, cache: CacheUse | None = None) -> Summary:
+    """The summary of a checked trace, with the `n_top` most used experts per layer; `cache` goes into it."""
     tokens = trace.tokens
     overlap = overlaps(trace)
     column, columns = trace.columns
@@ -120,6 +123,7 @@ def summarize(trace: Trace, n_top: int = 5) -> Summary:
         overlap=_mean(overlap),
         n_top1_events=None if trace.top1 is None else int((trace.top1 >= 0).sum()),
         timings=run_json.has_timings(trace.metadata),
+        cache=cache,
         layers=layers,
         notes=list(trace.notes),
     )
@@ -173,19 +177,22 @@ def as_text(summary: Summary) -> str:
         f"locality  {_percent(summary.overlap)} of a token's experts were used by the token before; {gini_text}",
         *([] if summary.n_top1_events is None else [f"top1      recorded on {_count(summary.n_top1_events, 'event')}"]),
         *([] if summary.timings else ["timings   none: the run's graphs were cut to record top1_token"]),
+        *([] if summary.cache is None else cache_use.as_lines(summary.cache)),
         *(f"note      {note}" for note in summary.notes),
     ]
     return "\n".join([*lines, "", *_table(summary)])
 
 
 def _table(summary: Summary) -> list[str]:
-    header = ["layer", "family", "events", "experts used", "Gini", "overlap", "top experts (share of rows)"]
+    header = ["layer", "family", "events", "hits", "experts used", "Gini", "overlap", "top experts (share of rows)"]
     rows = [header]
+    by_layer = {} if summary.cache is None else summary.cache.by_layer
     rows += [
         [
             str(layer.layer),
             layer.family,
             f"{layer.n_events:,}",
+            _hit_rate(by_layer.get((layer.layer, layer.family))),
             f"{layer.n_experts_used} of {layer.n_experts if layer.n_experts_known else '?'}",
             _fraction(layer.gini),
             _percent(layer.overlap),
@@ -195,8 +202,10 @@ def _table(summary: Summary) -> list[str]:
     ]
     if not summary.layers:
         return ["no events"]
-    if len({layer.family for layer in summary.layers}) == 1:
-        rows = [[*row[:1], *row[2:]] for row in rows]
+    left_out = {"family"} if len({layer.family for layer in summary.layers}) == 1 else set()
+    left_out |= {"hits"} if summary.cache is None else set()
+    kept = [i for i, name in enumerate(header) if name not in left_out]
+    rows = [[row[i] for i in kept] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     return [
@@ -210,6 +219,10 @@ def _table(summary: Summary) -> list[str]:
 
 def _count(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def _hit_rate(counts: tuple[int, int] | None) -> str:
+    return "-" if counts is None else f"{counts[1] / counts[0]:.1%}"
 
 
 def _fraction(value: float | None) -> str:
