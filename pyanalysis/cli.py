@@ -182,4 +182,8 @@ def main() -> None:
     except BrokenPipeError:  # `moecache run ... | head`: the reader has what it wanted
         discard_stdout()
         status = 0
+    except OSError as error:  # a full disk under a file that no command has named
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"moecache: error: {place}{error.strerror or error}", file=sys.stderr)
+        status = 2
     sys.exit(status)

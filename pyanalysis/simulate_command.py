@@ -354,7 +354,7 @@ class _Command:
 
         options = {name: self._request.options[name] for name in ("per_layer", "batch_size", "seed", "cost")}
         state = state_after(trace, self._request.policies[0], self._request.capacities[0], **options)
-        self._state.path.write_text(state.to_json() + "\n", encoding="utf-8")
+        self._state.write((state.to_json() + "\n").encode())
 
     def _for_report(self, trace: Trace | EventStream, results: list[SimulationResult]) -> None:
         """The lines that a report compares with, and how the times change with the costs."""
@@ -440,7 +440,7 @@ class _Command:
 
     def _finish(self) -> None:
         if self._out is not None:
-            self._out.path.write_bytes(self._document())
+            self._out.write(self._document())
         elif self._given.json or self._given.form == "parquet":
             write(self._document())
         if self._given.report:

@@ -60,6 +60,8 @@ def new_folder(folder: Path, *, force: bool) -> Iterator[Path]:
         if folder.exists():
             shutil.rmtree(folder)
         staged.rename(folder)
+    except OSError as error:
+        raise ConfigError(f"--report '{folder}' cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 

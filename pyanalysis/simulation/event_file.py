@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +139,12 @@ class EventFile:
 
     def add(self, result: SimulationResult) -> None:
         for table in tables(result):
-            if self._parquet:
-                self._parquet.write_table(table)
-            elif self._lines:
-                text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in table.to_pylist())
-                self._lines.write(text.encode())
+            with self._staged.writing():
+                if self._parquet:
+                    self._parquet.write_table(table)
+                elif self._lines:
+                    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in table.to_pylist())
+                    self._lines.write(text.encode())
 
     def _close(self) -> None:
         for file in (self._parquet, self._lines):
@@ -150,9 +152,11 @@ class EventFile:
                 file.close()
 
     def finish(self) -> None:
-        self._close()
+        with self._staged.writing():
+            self._close()
         self._staged.commit()
 
     def discard(self) -> None:
-        self._close()
+        with contextlib.suppress(OSError):  # the disk is full: nothing of the file is wanted
+            self._close()
         self._staged.discard()

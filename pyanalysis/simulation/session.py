@@ -61,7 +61,7 @@ class SessionState:
         """Write a state file, for GGML_MOECACHE_STATE_IN, as a whole. Raises TraceError if it cannot be written."""
         file = Staged(Path(path), force=force)
         try:
-            file.path.write_text(self.to_json() + "\n", encoding="utf-8")
+            file.write((self.to_json() + "\n").encode())
             file.commit()
         except BaseException:
             file.discard()

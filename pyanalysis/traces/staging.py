@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyanalysis.traces.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Staged:
@@ -28,6 +33,19 @@ class Staged:
             raise TraceError(target, None, f"cannot be written: {error.strerror}") from None
         os.close(handle)
         self.path = Path(name)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Path]:
+        """`path`, to be written to. A full disk, or whatever else the file system says, becomes a TraceError."""
+        try:
+            yield self.path
+        except OSError as error:
+            raise TraceError(self._target, None, f"cannot be written: {os.strerror(error.errno or 0)}") from None
+
+    def write(self, data: bytes) -> None:
+        """All of the file at once. Raises TraceError."""
+        with self.writing() as path:
+            path.write_bytes(data)
 
     def commit(self) -> None:
         self._refuse_existing()
