@@ -19,6 +19,7 @@ EXPORTS = {
     "moecache_status_json",
     "moecache_ring_open",
     "moecache_ring_close",
+    *(f"moecache_session_{name}" for name in ("export", "export_file", "freeze", "import", "import_file", "reset")),
     "moecache_ring_detach",
     "moecache_ring_get_info",
     "moecache_ring_peek",

@@ -4,6 +4,6 @@
 
 namespace moecache {
 
-inline constexpr const char * default_policy = "decayed-lfu:half-life=64";
+inline constexpr const char * default_policy = "windowed-lfu";
 
 } // namespace moecache
