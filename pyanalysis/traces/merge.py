@@ -67,8 +67,8 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
     notes = [f"{trace.path}: {note}" for trace in traces for note in trace.notes]
     if together and n_residency:
         notes.append(
-            f"{n_residency:,} residency lines are left out: each device has a cache of its own, and the events of parts of "
-            "a log do not come back to the places that their lines stand in front of"
+            f"{n_residency:,} residency lines are left out: each device has a cache of its own, and events of other "
+            "layers would stand between such a line and its event"
         )
     return notes
 

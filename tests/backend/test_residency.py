@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.residency import Line, assert_hits_are_those_of_the_sets, events_with_sets, experts_of
 from tests.harness.scenarios import token_stream
 from tests.models.generate import model_path
+from tests.models.tokenizer import embedded_model
 
 pytestmark = pytest.mark.skipif(
     reference_device() is not None, reason="on the stand-in; the log's way is the same on a GPU"
@@ -78,7 +81,9 @@ def test_the_full_set_comes_every_1000_generations(build: Build, tmp_path: Path)
 
 @pytest.mark.parametrize("plan", [joint_batches, several_requests], ids=["joint", "requests"])
 @pytest.mark.parametrize("policy", ["lru", "decayed-lfu:half-life=20"])
-def test_ubatches_of_several_tokens_share_a_snapshot(build: Build, tmp_path: Path, policy: str, plan) -> None:  # noqa: ANN001
+def test_ubatches_of_several_tokens_share_a_snapshot(
+    build: Build, tmp_path: Path, policy: str, plan: Callable[[], Plan]
+) -> None:
     """Two sequences together, drafts, prompts; those of more than 32 tokens pass the cache by and have no set."""
     lines = logged(build, plan(), tmp_path / "log", "20%", policy)
     events = of_type(lines, "event")
@@ -90,14 +95,14 @@ def test_ubatches_of_several_tokens_share_a_snapshot(build: Build, tmp_path: Pat
 @pytest.mark.parametrize("full", ["drop", "wait"])
 @pytest.mark.parametrize("policy", ["lru", "cold-static:order=id"])
 def test_no_change_is_lost_with_a_full_ring(build: Build, tmp_path: Path, policy: str, full: str) -> None:
-    """A ring of 64 slots for ubatches of 256 events and for sets of 400: where events are dropped a set may be told
-    late, never wrong; who waits loses nothing."""
+    """A ring of 64 slots for ubatches of 256 events, and for sets of 900 experts, which take 113 slots: where events
+    are dropped a set may be told late, never wrong; who waits loses nothing."""
     tokens = token_stream(200, seed=6)
     steps = [decode(tokens[start : start + 32], start=start) for start in (0, 32, 64, 96)]
     steps += [decode([tokens[place]], start=place) for place in range(128, 160)]
-    plan = Plan(steps_model(), (Scenario("batches", tuple(steps)),))
+    plan = Plan(embedded(), (Scenario("batches", tuple(steps)),))
     more = {"GGML_MOECACHE_LOG_RING_EVENTS": "64", "GGML_MOECACHE_LOG_FULL": full}
-    lines = logged(build, plan, tmp_path / "log", "400", policy, **more)
+    lines = logged(build, plan, tmp_path / "log", "900", policy, **more)
     n_lost = lines[-1]["lost_events"]
     known, unknown = assert_hits_are_those_of_the_sets(lines)
     assert known + unknown + n_lost == 160 * N_LAYERS
@@ -107,8 +112,8 @@ def test_no_change_is_lost_with_a_full_ring(build: Build, tmp_path: Path, policy
         assert unknown == 0
 
 
-def steps_model() -> ModelOptions:
-    return one_by_one(1).model
+def embedded() -> ModelOptions:
+    return ModelOptions(str(embedded_model()))
 
 
 @pytest.mark.parametrize("per_layer", ["0", "1"])
@@ -129,7 +134,7 @@ def test_families_of_a_layer_are_told_apart(build: Build, tmp_path: Path, per_la
     # Who gave up a slot had one, by (layer, expert, family), and is not in the next snapshot.
     evictions, content = 0, set()
     known = list(events_with_sets(lines))
-    for (event, _), (_, after) in zip(known, known[1:], strict=False):
+    for (event, _), (_, after) in pairwise(known):
         left = experts_of(event["evicted"])
         evictions += len(left)
         assert left <= content

@@ -16,16 +16,18 @@ def experts_of(items: list[list[int]]) -> Experts:
     return {(item[0], item[1], FAMILIES[item[2] if len(item) > 2 else 0]) for item in items}
 
 
-def events_with_sets(lines: list[Line]) -> Iterator[tuple[Line, Experts | None]]:
-    """Each event that was looked up in a cache, with the experts of its snapshot (None: not known, events were lost
-    or not all changes are in the file yet). Checks the lines on the way: rising generations, the first one full, then
-    every FULL_EVERY generations, changes that change something, in order, and each generation told once."""
+def events_with_sets(lines: list[Line], *, one_run: bool = True) -> Iterator[tuple[Line, Experts | None]]:
+    """Each event that was looked up in a cache, with the experts of its snapshot (None: not known, since not all
+    changes are in the file yet). Checks the lines on the way: rising generations, the first one full, then every
+    FULL_EVERY generations, changes that change something, in order, and each generation told once. `one_run` False: of
+    several runs, the full set comes sooner at the beginning of each."""
     resident: Experts = set()
     generation = last_full = None
     for line in lines:
         if line["type"] == "residency":
             assert generation is None or line["generation"] > generation
             is_full = last_full is None or line["generation"] - last_full >= FULL_EVERY
+            is_full |= not one_run and "full" in line
             assert ("full" in line) == is_full
             assert ("added" in line, "removed" in line) == (not is_full, not is_full)
             generation = line["generation"]
