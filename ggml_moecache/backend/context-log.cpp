@@ -189,7 +189,7 @@ void context_log::announce(const graph_plan & plan, const ggml_cgraph * graph) {
     run_metadata_set(facts);
 }
 
-std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
+std::string context_log::open(const graph_plan & plan, const ggml_cgraph * graph, expert_cache * cache) {
     warn_of_layers_without_down(graph, device_get(dev));
     size_t k_max = 1;
     for (const moe_block & block : plan.walk.blocks) {
@@ -242,7 +242,7 @@ void context_log::count() {
     }
 }
 
-std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache) {
+std::string context_log::computed(graph_plan & plan, const ggml_cgraph * graph, expert_cache * cache) {
     std::string error;
     if (cache != nullptr) {
         facts.session_changes = cache->n_session_changes();

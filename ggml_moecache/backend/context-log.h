@@ -31,7 +31,7 @@ public:
     // A plan with MoE blocks, known to the tracker of batches, has been handed to the device. Returns "" or, once, why
     // the log could not be opened. `cache`: of the context, nullptr = none; the same at every call after the first
     // graph with MoE blocks.
-    std::string computed(graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
+    std::string computed(graph_plan & plan, const ggml_cgraph * graph, expert_cache * cache);
 
     void synchronized() {
         recorder.synchronized();
@@ -39,7 +39,7 @@ public:
     }
 
 private:
-    std::string open(const graph_plan & plan, const ggml_cgraph * graph, const expert_cache * cache);
+    std::string open(const graph_plan & plan, const ggml_cgraph * graph, expert_cache * cache);
     void        count(); // bring the counters of the status up to date
     void        announce(const graph_plan & plan, const ggml_cgraph * graph);
     void        describe(const graph_plan & plan, const ggml_cgraph * graph);

@@ -220,6 +220,19 @@ int expert_cache::column_index(int layer, int family) const {
     return -1;
 }
 
+void expert_cache::keep_records() {
+    recording = true;
+    journal   = std::make_unique<snapshot_journal>(geometry.n_items());
+    manager->keep_journal(*journal);
+}
+
+void expert_cache::begin_graph() {
+    graphs++;
+    if (recording) {
+        journal->shorten();
+    }
+}
+
 void expert_cache::add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns) {
     records[column].cpu_ns += cpu_ns;
     records[column].device_ns += device_ns;
@@ -246,6 +259,7 @@ void expert_cache::make_record(uint32_t column, uint64_t event, uint64_t generat
     record.event          = event;
     record.graph          = graphs;
     record.generation     = generation;
+    record.n_changes      = journal->size();
     record.cpu_ns = record.device_ns = 0;
     record.row_hits.assign(n_tokens, n_used >= 64 ? UINT64_MAX : (uint64_t(1) << n_used) - 1);
     for (const missed_row & row : misses) {

@@ -13,6 +13,7 @@
 #include "core/policies/spec.h"
 #include "core/request-numbers.h"
 #include "core/request-tracker.h"
+#include "core/snapshot-changes.h"
 #include "core/state-file.h"
 
 #include <map>
@@ -36,6 +37,7 @@ struct cache_record {
     std::vector<uint64_t> row_hits;           // [n_tokens] bit k: row (token, k) was the device's
     std::vector<decision> decisions;
     uint64_t              generation  = 0;
+    size_t                n_changes   = 0; // of the journal, those that led to this generation
     uint64_t              enqueued_ns = 0;
     uint64_t              copy_bytes  = 0;
     uint64_t              cpu_ns      = 0;
@@ -115,10 +117,12 @@ public:
     void finish_copies(); // wait for all copies and make them visible
 
     // --- for the routing log ---
-    void                                  begin_graph() { graphs++; }
-    uint64_t                              n_graphs() const { return graphs; }
-    void                                  keep_records() { recording = true; }
-    bool                                  keeps_records() const { return recording; }
+    void     begin_graph();
+    uint64_t n_graphs() const { return graphs; }
+    void     keep_records();
+    bool     keeps_records() const { return recording; }
+    // Changes of the snapshot since the last call, or keep_records(). Records count them from the same call on.
+    void                                  take_changes(std::vector<snapshot_change> & out) { journal->take(out); }
     void                                  add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns);
     const cache_record &                  record(uint32_t column) const { return records[column]; } // of the last event
     const copy_report &                   report(uint32_t column) const { return reports[column]; } // of the one before
@@ -129,6 +133,7 @@ public:
     const cache_counters & counters() const { return manager->counters(); }
     uint64_t               size_bytes() const { return pools.size_bytes(); }
     uint64_t               n_slots() const { return manager->n_slots(); }
+    uint32_t               n_experts() const { return geometry.n_items(); }
     std::string            policy_name() const { return spec.canonical(); }
 
 private:
@@ -158,6 +163,7 @@ private:
     expert_pools                                             pools;
     slot_map                                                 map;
     std::unique_ptr<slot_transfer>                           copies;
+    std::unique_ptr<snapshot_journal>                        journal; // while recording
     std::unique_ptr<cache_manager>                           manager;
     uint32_t                                                 n_spare = 0; // places per layout, the largest top-k
     size_t                                                   place_bytes_of_column = 0;

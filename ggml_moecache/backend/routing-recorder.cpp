@@ -27,9 +27,12 @@ routing_recorder::~routing_recorder() {
     }
 }
 
-void routing_recorder::set_ring(event_ring * target, bool in_background, const expert_cache * with) {
+void routing_recorder::set_ring(event_ring * target, bool in_background, expert_cache * with) {
     ring  = target;
     cache = target->with_cache() ? with : nullptr;
+    if (cache != nullptr) {
+        residency = std::make_unique<residency_feed>(*target, cache->n_experts());
+    }
     if (in_background && gather.is_async()) {
         lander = std::thread([this] { land_in_background(); });
     }
@@ -285,6 +288,7 @@ void routing_recorder::synchronized() {
 // --- cache ----------------------------------------------------------------------------------------------------------------------
 
 void routing_recorder::take_records(flight & next) {
+    cache->take_changes(next.changes);
     next.records.resize(next.blocks.size());
     next.reports.assign(next.blocks.size(), {});
     for (size_t i = 0; i < next.blocks.size(); i++) {
@@ -317,15 +321,33 @@ void routing_recorder::finish(flight & last) {
 // --- events ---------------------------------------------------------------------------------------------------------------------
 
 void routing_recorder::land(size_t slot) {
-    for (size_t i = 0; i < flights[slot].blocks.size(); i++) {
-        emit_block(flights[slot], i, gather.memory(slot));
+    const flight & done      = flights[slot];
+    size_t         n_changes = 0; // of the flight's, those in front of the next block
+    for (size_t i = 0; i < done.blocks.size(); i++) {
+        const bool cached =
+            cache != nullptr && done.records[i].event != UINT64_MAX && done.records[i].n_changes >= n_changes;
+        if (cached) {
+            residency->add(done.changes.data() + n_changes, done.records[i].n_changes - n_changes);
+            n_changes = done.records[i].n_changes;
+        }
+        emit_block(done, i, gather.memory(slot), cached);
+    }
+    if (cache != nullptr) {
+        residency->add(done.changes.data() + n_changes, done.changes.size() - n_changes);
     }
     n_landed.store(n_landed + 1, std::memory_order_release);
+}
+
+void routing_recorder::wait_for_room() {
+    while (wait_when_full && !ring->has_room()) {
+        std::this_thread::yield();
+    }
 }
 
 // What the cache decided at an event, in front of it.
 void routing_recorder::emit_decisions(const flight & done, const cache_record & record) {
     for (size_t first = 0; first < record.decisions.size(); first += ring->k_max()) {
+        wait_for_room();
         routing_event * slot = ring->begin(done.batch_id);
         slot->kind           = MOECACHE_SLOT_DECISIONS;
         slot->n_used         = static_cast<uint16_t>(std::min(ring->k_max(), record.decisions.size() - first));
@@ -362,7 +384,8 @@ void routing_recorder::emit_cache(const flight & done, size_t index, uint32_t ro
     }
 }
 
-void routing_recorder::emit_block(const flight & done, size_t index, const char * memory) {
+// `in_order`: the cache's snapshot changes towards that of the block.
+void routing_recorder::emit_block(const flight & done, size_t index, const char * memory, bool in_order) {
     const routing_source & block   = done.blocks[index];
     const auto *           ids     = reinterpret_cast<const int32_t *>(memory + block.ids_offset);
     const auto *           weights = reinterpret_cast<const float *>(memory + block.weights_offset);
@@ -375,16 +398,15 @@ void routing_recorder::emit_block(const flight & done, size_t index, const char 
         const bool   decides = cache != nullptr && row + 1 == block.n_rows && done.records[index].event != UINT64_MAX;
         const size_t n_slots =
             1 + (decides ? (done.records[index].decisions.size() + ring->k_max() - 1) / ring->k_max() : 0);
-        while (wait_when_full && !ring->has_room(n_slots)) {
-            std::this_thread::yield();
-        }
-        if (!ring->has_room(n_slots)) {
+        const bool set_known = in_order && residency->hand_over(done.batch_id, n_slots, wait_when_full);
+        if (!wait_when_full && !ring->has_room(n_slots)) { // who waits does so for one slot after the other
             ring->lose(done.batch_id, 1);
             continue;
         }
         if (decides) {
             emit_decisions(done, done.records[index]);
         }
+        wait_for_room();
         routing_event * event = ring->begin(done.batch_id);
         event->request_id     = done.tokens[token].request_id;
         event->token_index    = done.tokens[token].token_index;
@@ -399,6 +421,7 @@ void routing_recorder::emit_block(const flight & done, size_t index, const char 
         }
         if (cache != nullptr) {
             emit_cache(done, index, row, event);
+            ring->cache(event)->set_known = set_known;
         }
         ring->commit();
     }

@@ -13,6 +13,7 @@
 #include "backend/graph-plan.h"
 #include "backend/router-memory.h"
 #include "core/event-ring.h"
+#include "core/residency-feed.h"
 #include "transfer/gather.h"
 
 #include <atomic>
@@ -40,7 +41,7 @@ public:
     // first record().
     // With a `cache` (a ring made for one) events are held back until its columns' next tokens, when the fate of their
     // copies is known.
-    void set_ring(event_ring * target, bool in_background, const expert_cache * cache);
+    void set_ring(event_ring * target, bool in_background, expert_cache * cache);
 
     // After `plan` has been handed to the device: gather its routing. Not for warm-up graphs. REQUIRES: the tracker of
     // batches has seen the plan.
@@ -62,12 +63,13 @@ public:
 private:
     // A graph that is on its way.
     struct flight {
-        std::vector<routing_source> blocks;
-        std::vector<token_info>     tokens;      // of the ubatch
-        std::vector<int32_t>        output_rows; // row -> token of layers that see output rows only
-        uint64_t                    batch_id = 0;
-        std::vector<cache_record>   records; // [blocks] with a cache
-        std::vector<copy_report>    reports; // [blocks]
+        std::vector<routing_source>  blocks;
+        std::vector<token_info>      tokens;      // of the ubatch
+        std::vector<int32_t>         output_rows; // row -> token of layers that see output rows only
+        uint64_t                     batch_id = 0;
+        std::vector<cache_record>    records; // [blocks] with a cache
+        std::vector<copy_report>     reports; // [blocks]
+        std::vector<snapshot_change> changes; // of the cache's snapshot, since the flight before
     };
 
     void make_routing(graph_plan & plan, const ggml_cgraph * graph);
@@ -80,7 +82,8 @@ private:
     void land_final();
     void take_records(flight & next);
     void finish(flight & last);
-    void emit_block(const flight & done, size_t block_index, const char * memory);
+    void emit_block(const flight & done, size_t block_index, const char * memory, bool in_order);
+    void wait_for_room(); // for one slot, where that is what a full ring means
     void emit_decisions(const flight & done, const cache_record & record);
     void emit_cache(const flight & done, size_t block_index, uint32_t row, routing_event * event);
 
@@ -90,7 +93,9 @@ private:
     const batch_tracker & batches;
     routing_gather        gather;
     event_ring *          ring  = nullptr;
-    const expert_cache *  cache = nullptr; // whose records go into the ring
+    expert_cache *        cache = nullptr; // whose records go into the ring
+
+    std::unique_ptr<residency_feed> residency; // with a cache; of the thread that makes events
 
     router_memory memory;
 

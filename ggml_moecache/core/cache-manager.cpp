@@ -61,9 +61,25 @@ const std::vector<copy_outcome> & cache_manager::publish(uint32_t column) {
 }
 
 void cache_manager::show(uint32_t slot) {
-    slots[slot].state            = MOECACHE_SLOT_STATE_RESIDENT;
-    snapshot[item_of_slot[slot]] = 1;
+    slots[slot].state = MOECACHE_SLOT_STATE_RESIDENT;
+    set_visible(item_of_slot[slot], true);
+}
+
+void cache_manager::set_visible(uint32_t item, bool on) {
+    snapshot[item] = on ? 1 : 0;
     snapshot_generation++;
+    if (journal != nullptr) {
+        journal->add(item, on);
+    }
+}
+
+void cache_manager::keep_journal(snapshot_journal & into) {
+    journal = &into;
+    for (uint32_t item = 0; item < snapshot.size(); item++) {
+        if (snapshot[item] != 0) {
+            journal->add(item, true);
+        }
+    }
 }
 
 uint32_t cache_manager::look_up(const cache_event & event, uint8_t * hit) {
@@ -106,8 +122,7 @@ void cache_manager::apply() {
 void cache_manager::release(uint32_t slot) {
     slot_entry & entry = slots[slot];
     if (entry.state == MOECACHE_SLOT_STATE_RESIDENT) {
-        snapshot[item_of_slot[slot]] = 0;
-        snapshot_generation++;
+        set_visible(item_of_slot[slot], false);
     } else {
         remove_pending(slot);
     }

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "core/policy.h"
+#include "core/snapshot-changes.h"
 #include "transfer/transfer.h"
 
 #include <cstdint>
@@ -83,6 +84,10 @@ public:
 
     uint64_t generation() const { return snapshot_generation; } // changes whenever the snapshot does
 
+    // From now on every change of the snapshot goes into `journal` as well, beginning with what is in it now. It must
+    // outlive the manager.
+    void keep_journal(snapshot_journal & journal);
+
     // --- slots: those of a budget follow one another ---
     uint32_t   n_slots() const { return first_slots.back(); }
     uint32_t   item_of(uint32_t slot) const { return item_of_slot[slot]; } // no_item: empty
@@ -119,6 +124,7 @@ private:
     void take(uint32_t slot, uint32_t item);
     void remove_pending(uint32_t slot);
     void show(uint32_t slot);
+    void set_visible(uint32_t item, bool on);
     void empty(uint32_t slot);
 
     const cache_geometry &             geometry;
@@ -135,6 +141,7 @@ private:
     std::vector<decision>              decisions;
     std::vector<copy_outcome>          outcomes;
     cache_counters                     counts;
+    snapshot_journal *                 journal             = nullptr; // nobody wants to know
     uint64_t                           snapshot_generation = 0;
     uint64_t                           finished = 0; // 1 + index of the last event whose readers have finished
 };

@@ -9,6 +9,8 @@
 // k_max ids (I32) and k_max weights (F32); slots lie one behind the other, so the readable part is at most two arrays.
 #pragma once
 
+#include "core/snapshot-changes.h"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +20,9 @@ namespace moecache {
 
 enum : uint8_t { MOECACHE_PHASE_PREFILL = 0, MOECACHE_PHASE_DECODE = 1 };
 
-// What a slot holds. Decisions come before the event that they belong to, as many slots as they need.
-enum : uint8_t { MOECACHE_SLOT_EVENT = 0, MOECACHE_SLOT_DECISIONS = 1 };
+// What a slot holds. Decisions come before the event that they belong to, changes of the snapshot before the events
+// that were looked up after them, as many slots as they need. Only rings made for a cache have other slots than events.
+enum : uint8_t { MOECACHE_SLOT_EVENT = 0, MOECACHE_SLOT_DECISIONS = 1, MOECACHE_SLOT_CHANGES = 2 };
 
 // The fixed part of a slot. Stored by the writer and seen by Python: the order of the fields is part of the interface.
 struct routing_event {
@@ -49,12 +52,13 @@ struct routing_cache {
     uint64_t enqueued_ns; // first copy, 0: there was none
     uint64_t ready_ns;    // last copy complete, 0: not known
     uint64_t copy_bytes;
-    uint64_t copy_ns; // on the copy queue, 0: not known
-    uint64_t cpu_ns;  // the CPU's part of the layer in this ubatch, 0: there was none
-    uint64_t cuda_ns; // the device's part, 0: not known
-    int8_t   ready;   // every copy was complete when the layer's next token came; -1: not known, or no copy
-    uint8_t  cached;  // 0: the event passed the cache by, nothing above is set
-    uint8_t  reserved[6];
+    uint64_t copy_ns;   // on the copy queue, 0: not known
+    uint64_t cpu_ns;    // the CPU's part of the layer in this ubatch, 0: there was none
+    uint64_t cuda_ns;   // the device's part, 0: not known
+    int8_t   ready;     // every copy was complete when the layer's next token came; -1: not known, or no copy
+    uint8_t  cached;    // 0: the event passed the cache by, nothing above is set
+    uint8_t  set_known; // all changes of the snapshot up to this generation, and none later, are in slots before
+    uint8_t  reserved[5];
 };
 static_assert(sizeof(routing_cache) == 72, "eight words and the flags");
 
@@ -90,6 +94,9 @@ public:
         return reinterpret_cast<routing_decision *>(event->ids());
     }
 
+    // Of a slot of kind MOECACHE_SLOT_CHANGES: likewise.
+    snapshot_change * changes(routing_event * event) const { return reinterpret_cast<snapshot_change *>(event->ids()); }
+
     // --- consumer ---
 
     // The events that can be read without a gap in memory: *events points to the first of them, `stride_bytes()` apart.
@@ -106,6 +113,9 @@ public:
     const routing_decision * decisions(const routing_event * event) const {
         return reinterpret_cast<const routing_decision *>(event->ids());
     }
+    const snapshot_change * changes(const routing_event * event) const {
+        return reinterpret_cast<const snapshot_change *>(event->ids());
+    }
 
     // --- any thread ---
 
@@ -113,7 +123,7 @@ public:
     size_t   stride_bytes() const { return stride; }
     size_t   n_slots() const { return n; }
     size_t   k_max() const { return k_max_; }
-    uint64_t n_committed() const { return n_events.load(std::memory_order_acquire); } // events; decisions are none
+    uint64_t n_committed() const { return n_events.load(std::memory_order_acquire); } // events alone
     uint64_t n_lost() const { return lost.load(std::memory_order_relaxed); }
 
     // Of the gap that no event has carried yet. REQUIRES: the producer has stopped.

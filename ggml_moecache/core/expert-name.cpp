@@ -11,6 +11,14 @@ const char * expert_family_name(int family) {
     return family_names[family];
 }
 
+int expert_family_number(const std::string & name) {
+    int family = 0;
+    while (name != family_names[family]) {
+        family++;
+    }
+    return family;
+}
+
 bool expert_name_parse(const char * name, expert_name & result) {
     static const struct {
         const char * text;

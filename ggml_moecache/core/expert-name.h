@@ -3,11 +3,14 @@
 // identified by (layer, family, expert).
 #pragma once
 
+#include <string>
+
 namespace moecache {
 
 // Families that exist, by the number that the routing log stores; REQUIRES: family < n_expert_families.
 constexpr int n_expert_families = 2;
 const char *  expert_family_name(int family);
+int           expert_family_number(const std::string & name); // REQUIRES: the name of one
 
 enum class expert_role { gate, up, gate_up, down };
 

@@ -70,6 +70,9 @@ routing_log::routing_log(const routing_log_options & options, int file) :
     events(options.n_ring_events, options.k_max, options.cache != nullptr), file(file) {
     prefix = ",\"run_id\":\"" + routing_run_id() + "\",\"context_id\":" + std::to_string(context_id);
     buffer.reserve(2 * buffer_bytes);
+    if (geometry != nullptr) {
+        residency = std::make_unique<residency_lines>(geometry);
+    }
     writer = std::thread([this] { run(); });
 }
 
@@ -189,11 +192,8 @@ void routing_log::write_cache(const routing_event & event) {
         if (decision.evicted == no_item) {
             continue;
         }
-        text += first ? "[" : ",[";
-        append(text, geometry->columns[geometry->column_of_item[decision.evicted]].layer_id);
-        text += ',';
-        append(text, geometry->expert_of_item(decision.evicted));
-        text += ']';
+        text += first ? "" : ",";
+        append_expert(text, *geometry, decision.evicted);
         first = false;
     }
     text += ']';
@@ -257,6 +257,21 @@ void routing_log::store() {
     buffer.clear();
 }
 
+void routing_log::read_slot(const routing_event & slot) {
+    if (slot.kind == MOECACHE_SLOT_DECISIONS) {
+        decisions.insert(decisions.end(), events.decisions(&slot), events.decisions(&slot) + slot.n_used);
+        return;
+    }
+    if (slot.kind == MOECACHE_SLOT_CHANGES) {
+        residency->apply(events.changes(&slot), slot.n_used);
+        return;
+    }
+    if (events.with_cache() && events.cache(&slot)->set_known) {
+        residency->before_event(events.cache(&slot)->generation, prefix, buffer);
+    }
+    write_event(slot, events.weights(&slot));
+}
+
 // Everything that is in the ring now. Returns false when there was nothing.
 bool routing_log::drain() {
     bool any = false;
@@ -273,11 +288,7 @@ bool routing_log::drain() {
             if (event->lost_before > 0) {
                 write_overflow(event->lost_batch_id, event->lost_before);
             }
-            if (event->kind == MOECACHE_SLOT_DECISIONS) {
-                decisions.insert(decisions.end(), events.decisions(event), events.decisions(event) + event->n_used);
-            } else {
-                write_event(*event, events.weights(event));
-            }
+            read_slot(*event);
             if (buffer.size() >= buffer_bytes) {
                 store();
             }

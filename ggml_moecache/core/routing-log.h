@@ -9,6 +9,7 @@
 
 #include "core/cache-geometry.h"
 #include "core/event-ring.h"
+#include "core/residency-lines.h"
 
 #include <atomic>
 #include <memory>
@@ -61,6 +62,7 @@ private:
 
     void run();
     bool drain();
+    void read_slot(const routing_event & slot);
     void write_event(const routing_event & event, const float * weights);
     void write_cache(const routing_event & event);
     void write_overflow(uint64_t batch_id, uint64_t n_lost);
@@ -70,6 +72,7 @@ private:
     const std::shared_ptr<const cache_geometry> geometry;
     event_ring                                  events;
     std::vector<routing_decision>               decisions; // of the event that comes next
+    std::unique_ptr<residency_lines>            residency; // with a cache
     int                                         file;      // -1 after an error
     std::string                                 prefix;    // ',"run_id":...,"context_id":...' of every line
     std::string                                 buffer;    // complete lines

@@ -19,7 +19,7 @@ MOST_EXPERTS = 65536
 # GroveMoE maps the router's choice onto groups, so two of an event's experts may share an adjugate expert.
 FAMILIES_WITH_REPEATED_IDS = ("chexps",)
 
-Kind = Literal["text", "phase", "int32", "int64", "flag", "ids", "weights", "flags", "pairs"]
+Kind = Literal["text", "phase", "int32", "int64", "flag", "ids", "weights", "flags", "experts"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ RECORDS: dict[str, tuple[Field, ...]] = {
         Field("resident_experts", "int64", nullable=True),
         Field("cache_hit", "flags"),
         Field("admitted", "ids"),
-        Field("evicted", "pairs"),
+        Field("evicted", "experts"),
         Field("copy_enqueued_ns", "int64", nullable=True),
         Field("copy_ready_ns", "int64", nullable=True),
         Field("ready_before_next_token", "flag", nullable=True),
@@ -63,9 +63,9 @@ RECORDS: dict[str, tuple[Field, ...]] = {
     "residency": (
         *_HEAD,
         Field("generation", "int64"),
-        Field("full", "pairs", required=False),
-        Field("added", "pairs", required=False),
-        Field("removed", "pairs", required=False),
+        Field("full", "experts", required=False),
+        Field("added", "experts", required=False),
+        Field("removed", "experts", required=False),
     ),
     "end": (*_HEAD, Field("events", "int64"), Field("lost_events", "int64")),
 }

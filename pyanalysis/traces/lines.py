@@ -44,8 +44,11 @@ def _is_weight(value: object) -> bool:
     return type(value) in (int, float) and abs(value) < LARGEST_FLOAT32  # type: ignore[arg-type] # a number by now
 
 
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(_is_int(v, "int32", 0) for v in value)  # noqa: PLR2004
+def _is_expert(value: object) -> bool:
+    """[layer, expert] or [layer, expert, family], whose 0 is left out."""
+    if not isinstance(value, list) or len(value) not in (2, 3) or not all(_is_int(v, "int32", 0) for v in value):
+        return False
+    return value[2:] != [0]
 
 
 def _is_list(check: Callable[[object], bool]) -> Callable[[object, Field], bool]:
@@ -62,7 +65,7 @@ _KINDS: dict[str, tuple[str, Callable[[object, Field], bool]]] = {
     "ids": ("a list of whole numbers of at least 0", _is_list(lambda v: _is_int(v, "int32", 0))),
     "weights": ("a list of float32 numbers", _is_list(_is_weight)),
     "flags": ("a list of true and false", _is_list(lambda v: isinstance(v, bool))),
-    "pairs": ("a list of [layer, expert]", _is_list(_is_pair)),
+    "experts": ("a list of [layer, expert] or [layer, expert, family]", _is_list(_is_expert)),
 }
 
 

@@ -103,7 +103,9 @@ class Structure:
         self._rising(table, chunk.lines, is_event, on_problem)
         if self.complete:
             on_problem(Problem(self.path, int(chunk.lines[0]), "stands after the end record"))
-        for row in np.flatnonzero(~is_event):
+        # There may be as many residency lines as events, and they stand for themselves.
+        is_other = ~(is_event | pc.equal(kinds, "residency").to_numpy(zero_copy_only=False))
+        for row in np.flatnonzero(is_other):
             before = self.n_events + int(is_event[:row].sum())
             self._other(table.slice(row, 1).to_pylist()[0], int(chunk.lines[row]), before, on_problem)
             if self.complete and row + 1 < table.num_rows:

@@ -36,7 +36,8 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
 
     Logs of one run whose layers are disjoint are taken for devices of one context, or for parts of one log: they must
     have seen the same tokens, and their lines are put together ubatch by ubatch. Other logs must be of the same model
-    and the same layers; they follow one another, with requests and ubatches counted on and a run_id of their own.
+    and the same layers; they follow one another, with requests, ubatches and the generations of their caches counted on
+    and a run_id of their own. Residency lines are kept in the latter case only.
     Memory: the columns of all traces. Raises TraceError, naming the log that does not fit.
     """
     for index, source in enumerate(sources):
@@ -48,19 +49,28 @@ def merge(sources: Sequence[Path], writer: Writer) -> list[str]:
             raise TraceError(trace.path, None, "has no event: nothing to merge")
     columns = [_columns(trace) for trace in traces]
     disjoint = sum(map(len, columns)) == len(set().union(*columns))
-    if disjoint and all(trace.run_id == traces[0].run_id for trace in traces):
+    together = disjoint and all(trace.run_id == traces[0].run_id for trace in traces)
+    if together:
         tables, metadata = _devices(traces)
         n_lost = sum({trace.context_id: trace.n_lost for trace in traces}.values())
     else:
         tables, metadata = _runs(traces)
         n_lost = sum(trace.n_lost for trace in traces)
+    n_residency = 0
     for table in tables:
-        writer.write(table)
+        n_residency += pc.sum(pc.equal(table["type"], "residency")).as_py() or 0
+        writer.write(table.filter(pc.not_equal(table["type"], "residency")) if together else table)
     if all(trace.complete for trace in traces):
         whole = replace(traces[0], run_id=metadata["run_id"])
         writer.write(end_record(whole, sum(trace.n_events for trace in traces), n_lost))
     writer.finish(metadata)
-    return [f"{trace.path}: {note}" for trace in traces for note in trace.notes]
+    notes = [f"{trace.path}: {note}" for trace in traces for note in trace.notes]
+    if together and n_residency:
+        notes.append(
+            f"{n_residency:,} residency lines are left out: each device has a cache of its own, and events of other "
+            "layers would stand between such a line and its event"
+        )
+    return notes
 
 
 def _columns(trace: Trace) -> set[tuple[int, str]]:
@@ -201,15 +211,23 @@ def _runs(traces: list[Trace]) -> tuple[Iterator[pa.Table], Metadata]:
 
 
 def _one_after_another(traces: list[Trace], run_id: str) -> Iterator[pa.Table]:
-    n_requests = n_batches = 0
+    n_requests = n_batches = n_generations = 0
     for trace in traces:
+        last = 0  # generation
         recorded = bool(trace.batch.min() >= 0)
         for lines in lines_again(trace):
             table = _under(lines, run_id=run_id, context_id=traces[0].context_id)
             table = _replaced(table, "request_id", pc.add(table["request_id"], n_requests))
             if recorded:
                 table = _replaced(table, "batch_id", pc.add(table["batch_id"], n_batches))
+            for name in ("resident_experts", "generation"):
+                last = max(last, pc.max(table[name]).as_py() or 0)
+                if last + n_generations > _END:
+                    reason = "its generations, counted on from those of the logs before, do not fit 63 bits"
+                    raise TraceError(trace.path, None, reason)
+                table = _replaced(table, name, pc.add(table[name], n_generations))
             yield table
+        n_generations += last + 1
         n_requests += int(trace.request.max()) + 1
         n_batches += int(trace.batch.max()) + 1
 

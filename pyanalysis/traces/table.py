@@ -27,7 +27,7 @@ _ARROW_TYPES = {
     "ids": pa.list_(pa.int32()),
     "weights": pa.list_(pa.float32()),
     "flags": pa.list_(pa.bool_()),
-    "pairs": pa.list_(pa.list_(pa.int32())),
+    "experts": pa.list_(pa.list_(pa.int32())),
 }
 
 
@@ -116,7 +116,8 @@ def _rows_are_valid(kind: str, rows: pa.Table) -> bool:
     if kind == "event":
         return _lengths_agree(rows)
     if kind == "residency":
-        return all(r["full"] is not None or None not in (r["added"], r["removed"]) for r in rows.to_pylist())
+        changes = pc.and_(pc.is_valid(rows["added"]), pc.is_valid(rows["removed"]))
+        return bool(pc.all(pc.or_(pc.is_valid(rows["full"]), changes)).as_py())
     return True
 
 
@@ -125,7 +126,7 @@ def _column_is_valid(known: Field, column: pa.Array) -> bool:
         return False
     if len(column) == column.null_count:
         return True
-    if known.kind in ("ids", "weights", "flags", "pairs"):
+    if known.kind in ("ids", "weights", "flags", "experts"):
         return _items_are_valid(known, column.flatten())
     if known.kind in ("int32", "int64"):
         return bool(pc.min(column).as_py() >= known.minimum)
@@ -142,10 +143,13 @@ def _items_are_valid(known: Field, items: pa.Array) -> bool:
         return True
     if known.kind == "weights":
         return bool(np.isfinite(items.to_numpy(zero_copy_only=False)).all())
-    if known.kind == "pairs":
-        lengths = pc.list_value_length(items)
+    if known.kind == "experts":
+        lengths = pc.list_value_length(items).to_numpy()
         items = items.flatten()
-        if items.null_count or pc.min(lengths).as_py() != 2 or pc.max(lengths).as_py() != 2:  # noqa: PLR2004 - a pair
+        if items.null_count or not np.isin(lengths, (2, 3)).all():
+            return False
+        families = items.to_numpy()[(np.cumsum(lengths) - 1)[lengths == 3]]  # noqa: PLR2004 - [layer, expert, family]
+        if (families == 0).any():
             return False
     return bool(pc.min(items).as_py() >= 0)
 
@@ -207,9 +211,9 @@ def _json_text(known: Field, column: pa.Array) -> pa.Array:
         text = _list_text(column, pc.if_else(pc.equal(items, "-0"), "-0.0", items))  # JSON's -0 is the integer 0
     elif known.kind in ("ids", "flags"):
         text = _list_text(column, pc.cast(column.flatten(), pa.string()))
-    elif known.kind == "pairs":
-        pairs = column.flatten()
-        text = _list_text(column, _list_text(pairs, pc.cast(pairs.flatten(), pa.string())))
+    elif known.kind == "experts":
+        experts = column.flatten()
+        text = _list_text(column, _list_text(experts, pc.cast(experts.flatten(), pa.string())))
     else:
         text = pc.cast(column, pa.string())
     return pc.fill_null(text, "null") if known.required else text

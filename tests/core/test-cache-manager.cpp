@@ -335,3 +335,39 @@ TEST(a_slot_that_drains_is_free_for_another_session) {
     f.copies.done[0] = true;
     CHECK_EQ(f.run(cache, 0, { 2 }, { { 2, no_item } }), 0u);
 }
+
+// The journal begins with what is visible, then has every change in order: as many as the generation counts.
+TEST(a_journal_has_every_change_of_the_snapshot) {
+    fixture                      f(2);
+    cache_manager                cache(f.geometry, f.rules, f.copies);
+    std::vector<snapshot_change> changes;
+    f.run(cache, 0, { 1 }, { { 1, no_item } });
+    cache.readers_finished(0);
+    f.copies.done[0] = true;
+    f.run(cache, 0, { 1, 2 }, { { 2, no_item } }); // 1 becomes visible
+    snapshot_journal journal(8);
+    cache.keep_journal(journal);
+    const uint64_t before = cache.generation();
+    journal.take(changes);
+    CHECK_EQ(changes.size(), size_t(1));
+    CHECK_EQ(changes[0].item, 1u);
+    CHECK_EQ(changes[0].added, 1u);
+    cache.readers_finished(1);
+    f.copies.done[1] = true;
+    f.run(cache, 0, { 1, 3 }, { { 3, 1 } }); // 2 becomes visible, 1 leaves
+    journal.take(changes);
+    CHECK_EQ(changes.size(), size_t(2));
+    CHECK_EQ(changes[0].item, 2u);
+    CHECK_EQ(changes[0].added, 1u);
+    CHECK_EQ(changes[1].item, 1u);
+    CHECK_EQ(changes[1].added, 0u);
+    CHECK_EQ(cache.generation(), before + 2);
+    f.run(cache, 0, { 3 }, { { 0, 3 } }); // 3 was never visible
+    CHECK_EQ(journal.size(), size_t(0));
+    told_policy other;
+    cache.replace(other, { 0 }); // another session: 2 leaves
+    journal.take(changes);
+    CHECK_EQ(changes.size(), size_t(1));
+    CHECK_EQ(changes[0].item, 2u);
+    CHECK_EQ(changes[0].added, 0u);
+}

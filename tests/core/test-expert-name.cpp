@@ -9,6 +9,7 @@ static void is_expert(const char * text, int layer, const char * family, expert_
     CHECK(expert_name_parse(text, name));
     CHECK_EQ(name.layer, layer);
     CHECK_EQ(std::string(expert_family_name(name.family)), family);
+    CHECK_EQ(expert_family_number(family), name.family);
     CHECK(name.role == role);
 }
 

@@ -126,7 +126,7 @@ TEST(what_a_cache_did_stands_in_the_line) {
     event->n_used             = 2;
     event->ids()[0]           = 11;
     event->ids()[1]           = 5;
-    *log->ring().cache(event) = { 2, 40, 1000, 0, 77, 0, 300, 0, 0, 1, {} };
+    *log->ring().cache(event) = { 2, 40, 1000, 0, 77, 0, 300, 0, 0, 1, 0, {} };
     log->ring().commit();
     put(*log, 4); // it passed the cache by
     CHECK_EQ(log->ring().n_committed(), uint64_t(2));
@@ -141,6 +141,54 @@ TEST(what_a_cache_did_stands_in_the_line) {
     CHECK(lines[1].find("\"resident_experts\":null,\"cache_hit\":[],\"admitted\":[],\"evicted\":[],") !=
           std::string::npos);
     CHECK(lines[2].find("\"events\":2") != std::string::npos);
+}
+
+// The set is told in front of the first event that is known to have been looked up in it; an event that comes before
+// all changes are there, and one that passed the cache by, have no line.
+TEST(resident_experts_stand_before_their_first_event) {
+    scratch_folder folder;
+    column_info    layer;
+    layer.layer_id         = 7;
+    layer.n_experts        = 16;
+    auto with_cache        = options(folder.path);
+    with_cache.cache       = std::make_shared<cache_geometry>(cache_geometry::make({ layer }, false));
+    auto       log         = open(with_cache);
+    const auto put_changes = [&](std::vector<snapshot_change> changes) {
+        routing_event * slot = log->ring().begin(9);
+        slot->kind           = MOECACHE_SLOT_CHANGES;
+        slot->n_used         = static_cast<uint16_t>(changes.size());
+        std::copy(changes.begin(), changes.end(), log->ring().changes(slot));
+        log->ring().commit();
+    };
+    const auto put_event = [&](uint64_t generation, bool set_known) {
+        routing_event * event                = log->ring().begin(9);
+        event->layer_id                      = 7;
+        event->n_used                        = 1;
+        event->ids()[0]                      = 2;
+        log->ring().cache(event)->cached     = 1;
+        log->ring().cache(event)->generation = generation;
+        log->ring().cache(event)->set_known  = set_known;
+        log->ring().commit();
+    };
+    put_changes({ { 2, 1 }, { 4, 1 } });
+    put_event(3, false);
+    put_changes({ { 1, 1 } });
+    put_event(3, true);
+    put_event(3, true);
+    put(*log, 4);
+    put_changes({ { 4, 0 } });
+    put_event(4, true);
+    log.reset();
+    std::vector<std::string> shown;
+    for (const std::string & line : lines_of(folder.path + "/routing.jsonl")) {
+        const size_t at = line.find("\"generation\"");
+        shown.push_back(at != std::string::npos ? line.substr(at) : line.substr(9, 5));
+    }
+    const std::vector<std::string> expected = { "event", "\"generation\":3,\"full\":[[7,1],[7,2],[7,4]]}",
+                                                "event", "event",
+                                                "event", "\"generation\":4,\"added\":[],\"removed\":[[7,4]]}",
+                                                "event", "end\"," };
+    CHECK(shown == expected);
 }
 
 TEST(nothing_is_lost_silently_under_load) {

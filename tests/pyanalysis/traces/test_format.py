@@ -86,6 +86,8 @@ VALID = [
     logs.end(0, 0),
     {"type": "residency", "run_id": "r", "context_id": 0, "generation": 0, "full": [[0, 1]]},
     {"type": "residency", "run_id": "r", "context_id": 0, "generation": 1, "added": [], "removed": [[0, 1]]},
+    {"type": "residency", "run_id": "r", "context_id": 0, "generation": 2, "added": [[0, 1, 1]], "removed": []},
+    logs.event(family="chexps", evicted=[[0, 3, 1], [1, 2]]),
     {"type": "of another version", "anything": 1},
 ]
 
@@ -115,7 +117,11 @@ INVALID = {
     "unknown_phase": logs.event(phase="warmup"),
     "weight_text": logs.event(router_weights=["0.5", 0.5]),
     "hit_number": logs.event(cache_hit=[1, 0]),
-    "evicted_triple": logs.event(evicted=[[0, 1, 2]]),
+    "evicted_of_four": logs.event(evicted=[[0, 1, 1, 1]]),
+    "evicted_of_one": logs.event(evicted=[[0]]),
+    "evicted_family_0": logs.event(evicted=[[0, 1, 0]]),
+    "evicted_negative_family": logs.event(evicted=[[0, 1, -1]]),
+    "evicted_family_text": logs.event(evicted=[[0, 1, "chexps"]]),
     "evicted_flat": logs.event(evicted=[0, 1]),
     "top1_of_minus_2": logs.event(top1_token=-2),
     "overflow_of_nothing": logs.overflow(0, 0),

@@ -22,7 +22,8 @@ from tests.pyanalysis.traces import logs
 INT32 = st.integers(0, 2**31 - 1)
 INT64 = st.integers(0, 2**63 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
-PAIRS = st.lists(st.lists(INT32, min_size=2, max_size=2), max_size=3)
+EXPERT = st.tuples(INT32, INT32) | st.tuples(INT32, INT32, st.integers(1, 2**31 - 1))
+EXPERTS = st.lists(EXPERT.map(list), max_size=3)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
@@ -38,7 +39,7 @@ VALUES = {
     "ids": st.lists(INT32, max_size=4),
     "weights": st.lists(FLOAT32, max_size=4),
     "flags": st.lists(st.booleans(), max_size=4),
-    "pairs": PAIRS,
+    "experts": EXPERTS,
 }
 KNOWN_NAMES = {"type", *(f.name for known in RECORDS.values() for f in known)}
 
@@ -57,7 +58,7 @@ def records(draw) -> dict:
             value = low if known.kind in ("int32", "int64") and known.minimum else VALUES[known.kind]
             record[known.name] = draw(st.none() | value if known.nullable else value)
     if kind == "residency" and "full" not in record:
-        record |= {"added": draw(PAIRS), "removed": draw(PAIRS)}
+        record |= {"added": draw(EXPERTS), "removed": draw(EXPERTS)}
     if kind == "event":
         k = draw(st.integers(1, 4))
         record["expert_ids"] = draw(st.lists(INT32, min_size=k, max_size=k))
