@@ -6,6 +6,7 @@
 namespace nb = nanobind;
 
 void bind_simulation(nb::module_ & m);
+void bind_strategies(nb::module_ & m);
 void bind_tables(nb::module_ & m);
 
 NB_MODULE(_native, m) {
@@ -14,5 +15,6 @@ NB_MODULE(_native, m) {
     m.attr("ggml_version")   = MOECACHE_GGML_VERSION;
     m.attr("default_policy") = moecache::default_policy;
     bind_simulation(m);
+    bind_strategies(m);
     bind_tables(m);
 }

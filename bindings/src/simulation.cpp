@@ -2,6 +2,7 @@
 #include "core/capacity.h"
 #include "core/policies/table.h"
 #include "core/sim/sweep.h"
+#include "event-stream.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -19,23 +20,6 @@
 namespace nb = nanobind;
 using namespace moecache;
 
-template <class T>
-using input = nb::ndarray<const T, nb::numpy, nb::c_contig, nb::device::cpu>;
-
-// A numpy array that owns the vector's memory.
-template <class T>
-static nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T> values) {
-    auto *            owned = new std::vector<T>(std::move(values));
-    const nb::capsule owner(owned, [](void * p) noexcept { delete static_cast<std::vector<T> *>(p); });
-    return { owned->data(), { owned->size() }, owner };
-}
-
-static void require(const std::string & error) {
-    if (!error.empty()) {
-        throw std::invalid_argument(error); // ValueError
-    }
-}
-
 using column_tuple = std::tuple<int32_t, std::string, uint32_t, uint64_t>;
 
 static std::vector<column_info> columns_of(const std::vector<column_tuple> & columns) {
@@ -45,12 +29,6 @@ static std::vector<column_info> columns_of(const std::vector<column_tuple> & col
     }
     return result;
 }
-
-// The event stream together with the columns that its items are numbered by.
-struct bound_stream {
-    std::vector<column_info> columns;
-    event_stream             stream;
-};
 
 static std::unique_ptr<bound_stream> make_stream(const std::vector<column_tuple> & columns, input<int64_t> order,
                                                  input<int32_t> ids, input<int64_t> column, input<int64_t> token,
