@@ -66,6 +66,10 @@ STUDIES: tuple[Study, ...] = (
     Study("reuse", "run lengths, reuse distances, router weight against reuse", f"{_HERE}.reuse"),
     Study("transitions", "experts given experts of the layer or token before, mutual information", f"{_HERE}.transitions"),
     Study("prediction", "recall of predictors on held-out parts, with their costs", f"{_HERE}.prediction", frozenset({"predictors"})),
+    Study(
+        *("strategies", "prefetching and predicted eviction with a clock, against the decision's winner"),
+        *(f"{_HERE}.strategies", _CAPACITY | {"cost", "strategies"}, 20_000),
+    ),
 )
 
 

@@ -8,78 +8,73 @@ namespace moecache {
 
 namespace {
 
-class by_last_use : public scorer {
+class by_last_use final : public scorer {
 public:
-    explicit by_last_use(uint32_t n_items) : last(n_items, -1) {}
+    explicit by_last_use(uint32_t n_items) : scorer(n_items) { scores.assign(n_items, { -1, 0 }); }
 
     void see(const cache_event & event) override {
         for (uint32_t i = 0; i < event.n_items; i++) {
-            last[event.items[i]] = static_cast<double>(event.first_access + i);
+            scores[event.items[i]].first = static_cast<double>(event.first_access + i);
         }
     }
-    score of(uint32_t item) const override { return { last[item], 0 }; }
-
-protected:
-    std::vector<double> last; // [items] number of the access, -1: none
 };
 
 class by_count final : public scorer {
 public:
-    explicit by_count(uint32_t n_items) : uses(n_items, 0) {}
+    explicit by_count(uint32_t n_items) : scorer(n_items) {}
 
     void see(const cache_event & event) override {
         for (uint32_t i = 0; i < event.n_items; i++) {
-            uses[event.items[i]]++;
+            scores[event.items[i]].first++;
         }
     }
-    score of(uint32_t item) const override { return { static_cast<double>(uses[item]), 0 }; }
-
-private:
-    std::vector<uint64_t> uses;
 };
 
 // Logarithms: the sum over uses of 2^(token / half-life) as its binary logarithm, which stays finite.
 class by_decayed_count final : public scorer {
 public:
-    by_decayed_count(uint32_t n_items, double tokens) :
-        logs(n_items, -std::numeric_limits<double>::infinity()), half_life(tokens) {}
+    by_decayed_count(uint32_t n_items, double tokens) : scorer(n_items), half_life(tokens) {
+        scores.assign(n_items, { -std::numeric_limits<double>::infinity(), 0 });
+    }
 
     void see(const cache_event & event) override {
         const double added = static_cast<double>(event.token) / half_life;
         for (uint32_t i = 0; i < event.n_items; i++) {
-            double &     log  = logs[event.items[i]];
+            double &     log  = scores[event.items[i]].first;
             const double high = std::max(log, added), low = std::min(log, added);
             log = high + std::log1p(std::exp2(low - high)) / std::log(2.0);
         }
     }
-    score of(uint32_t item) const override { return { logs[item], 0 }; }
 
 private:
-    std::vector<double> logs;
-    double              half_life;
+    double half_life;
 };
 
-class by_table final : public by_last_use {
+class by_table final : public scorer {
 public:
-    by_table(const cache_geometry & g, const score_table & t) : by_last_use(g.n_items()), geometry(g), table(t) {
-        current.assign(g.n_items(), 0);
+    by_table(const cache_geometry & g, const score_table & t) : scorer(g.n_items()), geometry(g), table(t) {
+        scores.assign(g.n_items(), { 0, -1 });
     }
 
     void see(const cache_event & event) override {
-        by_last_use::see(event);
+        for (uint32_t i = 0; i < event.n_items; i++) {
+            scores[event.items[i]].second = static_cast<double>(event.first_access + i);
+        }
         const int64_t row = table.row_of_event[event.index];
-        if (row >= 0) {
-            const uint32_t first = geometry.first_item[event.column];
-            const uint32_t n     = geometry.first_item[event.column + 1] - first;
-            std::copy_n(table.values + static_cast<size_t>(row) * table.width, n, current.begin() + first);
+        if (row < 0) {
+            return;
+        }
+        const float *  values = table.values + static_cast<size_t>(row) * table.width;
+        const uint32_t first  = geometry.first_item[event.column];
+        const uint32_t n      = geometry.first_item[event.column + 1] - first;
+        for (uint32_t expert = 0; expert < n; expert++) {
+            scores[first + expert].first = values[expert];
         }
     }
-    score of(uint32_t item) const override { return { static_cast<double>(current[item]), last[item] }; }
 
 private:
     const cache_geometry & geometry;
     const score_table &    table;
-    std::vector<float>     current; // [items]
 };
 
 } // namespace

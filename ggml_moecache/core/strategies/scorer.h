@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace moecache {
 
@@ -24,8 +25,14 @@ class scorer {
 public:
     virtual ~scorer() = default;
 
-    virtual void  see(const cache_event & event) = 0; // before the decisions of the event
-    virtual score of(uint32_t item) const        = 0;
+    virtual void see(const cache_event & event) = 0; // before the decisions of the event
+
+    score of(uint32_t item) const { return scores[item]; }
+
+protected:
+    explicit scorer(uint32_t n_items) : scores(n_items) {}
+
+    std::vector<score> scores; // [items] the present ones: victims are found by looking at many of them
 };
 
 // lru             the last use
