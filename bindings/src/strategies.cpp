@@ -46,6 +46,7 @@ static strategy_options options_of(const nb::dict & given, const std::vector<dou
     options.least_lead       = nb::cast<uint32_t>(given["least_lead"]);
     options.least_confidence = nb::cast<double>(given["least_confidence"]);
     options.only_better      = nb::cast<bool>(given["only_better"]);
+    options.victim_agreement = nb::cast<bool>(given["victim_agreement"]);
     const auto order         = nb::cast<std::string>(given["order"]);
     require(parse_order(order, options.order) ? "" : "there is no order of prefetches '" + order + "'");
     require(c.size() == 7 ? "" : "costs must be seven numbers");
@@ -64,6 +65,8 @@ static nb::dict as_dict(strategy_result && r) {
     result["held_already"]    = r.held_already;
     result["without_slot"]    = r.without_slot;
     result["demand_delay_ns"] = r.demand_delay_ns;
+    result["demand_victims"]  = r.demand_victims;
+    result["agreed"]          = r.agreed;
     result["hit"]             = array_of(std::move(r.hit));
     result["copy_event"]      = array_of(std::move(r.copies.event));
     result["prefetch"]        = array_of(std::move(r.copies.prefetch));

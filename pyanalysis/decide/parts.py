@@ -57,8 +57,11 @@ class Split:
 
 def first_tokens(trace: Trace, n_tokens: int) -> Trace:
     """The events of the first `n_tokens` tokens of a trace, in the order in which tokens first appear."""
-    number = _number_of_token(trace.tokens.of_event)[trace.tokens.of_event]
-    keep = number < n_tokens
+    return only_events(trace, _number_of_token(trace.tokens.of_event)[trace.tokens.of_event] < n_tokens)
+
+
+def only_events(trace: Trace, keep: Array) -> Trace:
+    """The events that `keep` bool[n] names, in their order."""
     names = ("request", "token", "layer", "family", "phase", "batch", "ids", "line")
     kept: dict[str, Any] = {name: getattr(trace, name)[keep] for name in names}
     for name in ("weights", "top1"):

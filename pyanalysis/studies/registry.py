@@ -70,6 +70,13 @@ STUDIES: tuple[Study, ...] = (
         *("strategies", "prefetching and predicted eviction with a clock, against the decision's winner"),
         *(f"{_HERE}.strategies", _CAPACITY | {"cost", "strategies"}, 20_000),
     ),
+    Study(
+        *("replay-semantics", "event-atomic against per-access replay", f"{_HERE}.semantics", _CAPACITY),
+    ),
+    Study("contamination", "requests that begin alike, and hit rates without them", f"{_HERE}.contamination", _CAPACITY),
+    Study("regime", "experts that a step needs over the slots", f"{_HERE}.regime", frozenset({"capacity"})),
+    Study("permutation", "the same tokens in another order: what is locality", f"{_HERE}.permutation", _CAPACITY),
+    Study("oracle-gap", "what knowing the furthest next use is worth, victim agreement", f"{_HERE}.oracle", _CAPACITY, 20_000),
 )
 
 

@@ -31,6 +31,9 @@ public:
         slots.resize(first_slots.back());
         n_taken.assign(g.n_budgets(), 0);
         result.hit.reserve(e.items.size());
+        if (o.victim_agreement) {
+            meter = std::make_unique<victim_agreement>(e.ahead(), g);
+        }
     }
 
     void run() {
@@ -60,8 +63,16 @@ private:
         const double   cpu_ns   = n_misses == 0 ? 0 : options.costs.cpu_event_ns + n_misses * options.costs.cpu_miss_ns;
         readers_done_ns         = now_ns + gpu_ns;
         ranking.see(event);
+        decisions.clear();
+        if (meter != nullptr) {
+            remember_content(geometry.budget_of_column[event.column]);
+        }
         if (options.demand) {
             admit(event);
+        }
+        if (meter != nullptr) {
+            meter->count(event, decisions, content.data(), static_cast<uint32_t>(content.size()));
+            result.agreed = meter->agreed();
         }
         add_tasks(index);
         end_ns = now_ns + std::max(gpu_ns, cpu_ns);
@@ -138,7 +149,18 @@ private:
                     return;
                 }
             }
+            if (slots[slot].item != no_item) {
+                decisions.push_back({ newcomer.item, slots[slot].item });
+                result.demand_victims++;
+            }
             copy_into(slot, newcomer.item, event.index, now_ns, nullptr);
+        }
+    }
+
+    void remember_content(uint32_t budget) {
+        content.clear();
+        for (uint32_t slot = first_slots[budget]; slot < first_slots[budget] + n_taken[budget]; slot++) {
+            content.push_back(slots[slot].item);
         }
     }
 
@@ -301,6 +323,9 @@ private:
     std::vector<uint32_t>                  slot_of_item; // [items]
     std::vector<std::vector<pending_copy>> pending;      // [columns] copies that are not judged yet
     std::vector<ranked>                    newcomers;
+    std::vector<decision>                  decisions; // of the event at hand: those with a victim
+    std::vector<uint32_t>                  content;   // of its budget, before them
+    std::unique_ptr<victim_agreement>      meter;     // NULL: not wanted
     int64_t                                last_decode_token   = -1;
     double                                 now_ns              = 0; // look-up of the event at hand
     double                                 end_ns              = 0; // end of the event before

@@ -27,6 +27,7 @@ struct strategy_options {
     uint32_t    least_lead       = 1;     // events
     double      least_confidence = 0;     // candidates below it are passed over
     bool        only_better      = false; // a prefetch must have a higher score than its victim
+    bool        victim_agreement = false; // of the demand evictions (core/sim/victim-agreement.h)
     sim_costs   costs;
 };
 
@@ -49,7 +50,8 @@ struct strategy_result {
     uint64_t             held_already    = 0; // tasks whose expert had a slot when they came, or when their turn did
     uint64_t             without_slot    = 0; // tasks for which no slot could be given up when their turn came
     double               demand_delay_ns = 0; // all waiting of demand copies for prefetches
-    std::vector<uint8_t> hit;                 // [accesses]
+    uint64_t             demand_victims = 0, agreed = 0;
+    std::vector<uint8_t> hit; // [accesses]
     strategy_copies      copies;
 };
 

@@ -62,11 +62,12 @@ class Plan:
     least_lead: int = 1
     least_confidence: float = 0.0
     only_better: bool = False
+    victim_agreement: bool = False
     scores: Scores | None = field(default=None, compare=False)
     forecast: Forecast | None = field(default=None, compare=False)
 
     def options(self) -> dict[str, Any]:
-        names = ("half_life_tokens", "demand", "order", "least_lead", "least_confidence", "only_better")
+        names = ("half_life_tokens", "demand", "order", "least_lead", "least_confidence", "only_better", "victim_agreement")
         return {"scorer": self.ranking, **{name: getattr(self, name) for name in names}}
 
     def with_confidence(self, least: float) -> Plan:

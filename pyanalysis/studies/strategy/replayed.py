@@ -67,3 +67,13 @@ def replay_plan(replayer: Replayer, plan: Plan, slots: tuple[int, ...], cost: Co
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return Outcome(Replayed(found["hit"], found["copy_event"], found["in_time"] == 0), found)
+
+
+def replay_plan_at_once(replayer: Replayer, plan: Plan, slots: tuple[int, ...]) -> dict[str, Any]:
+    """The same without a clock: every copy is there at the next event. Only for plans without a forecast."""
+    if plan.forecast is not None:
+        raise ConfigError("prefetches without a clock would always be in time")
+    no_time = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1e30]
+    scores = None if plan.scores is None else (plan.scores.values, plan.scores.row_of_event)
+    stream = replayer.stream.native
+    return _native.replay_strategy(stream, replayer.per_layer, list(slots), plan.options(), no_time, scores, None)

@@ -28,9 +28,10 @@ struct hand_forecast {
 static strategy_result replayed(const hand_trace & trace, const cache_geometry & geometry, double copy_latency_ns,
                                 const hand_forecast * candidates, bool demand, const std::string & ranking = "lru") {
     strategy_options options;
-    options.scorer = ranking;
-    options.demand = demand;
-    options.costs  = costs_of(copy_latency_ns);
+    options.scorer           = ranking;
+    options.demand           = demand;
+    options.victim_agreement = true;
+    options.costs            = costs_of(copy_latency_ns);
     strategy_result result;
     CHECK_EQ(
         replay_strategy(trace.stream, geometry, options, nullptr, candidates ? &candidates->view : nullptr, result),
@@ -134,8 +135,8 @@ TEST(without_candidates_it_is_the_simulator) {
                 policy_spec spec;
                 CHECK_EQ(policy_spec::parse(name, spec), "");
                 sim_options options;
-                options.clocked = options.log = true;
-                options.costs                 = costs_of(40.0 * seed);
+                options.clocked = options.log = options.victim_agreement = true;
+                options.costs                                            = costs_of(40.0 * seed);
                 std::unique_ptr<simulator> sim;
                 CHECK_EQ(simulator::make(trace.stream, geometry, spec, options, sim), "");
                 sim->run(trace.stream.n_events());
@@ -145,6 +146,8 @@ TEST(without_candidates_it_is_the_simulator) {
                 CHECK(result.copies.event == sim->result().log.admitted_event);
                 CHECK(result.copies.in_time == sim->result().log.copy_ready);
                 CHECK_EQ(result.evictions, sim->result().counters.evictions);
+                CHECK_EQ(result.demand_victims, result.evictions);
+                CHECK_EQ(result.agreed, sim->result().agreed);
                 CHECK_EQ(result.copy_bytes, sim->result().counters.copy_bytes);
             }
         }
