@@ -68,7 +68,9 @@ def run(given: argparse.Namespace) -> int:
         print("\n".join(f"{study.name:{width}}  {study.summary}" for study in registry.STUDIES))
         return 0
     if given.study is None or not given.traces:
-        raise ConfigError("moecache study NAME TRACE...: name a study and its traces; moecache study --list has the names")
+        raise ConfigError(
+            "moecache study NAME TRACE...: name a study and its traces; moecache study --list has the names"
+        )
     study = registry.find(given.study)
     _refuse_options(study, given)
     started = time.monotonic()

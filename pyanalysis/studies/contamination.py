@@ -55,7 +55,9 @@ def run(request: Request) -> Findings:
     header = ["trace", "requests", "longest, tokens", "requests sharing", "groups", "share of tokens", "across halves"]
     findings.table("beginnings", header, rows)
     findings.heading("Hit rates with one request of each group")
-    findings.say("Decoded tokens, event by event, ideal timing. 'points': with all requests less with one of each group.")
+    findings.say(
+        "Decoded tokens, event by event, ideal timing. 'points': with all requests less with one of each group."
+    )
     findings.table("hit_rates", ["trace", "capacity %", "policy", "all", "one of each", "points"], rates)
     return findings
 
@@ -68,14 +70,14 @@ def _rates(name: str, trace: Trace, kept: Trace, request: Request) -> list[list[
         found = sweep(stream, list(POLICIES), capacities, per_layer=request.per_layer, victim_agreement=False)
         both.append([(result.policy, result.decode_hit_rate or 0.0) for result in found])
     labels = [percent for _ in POLICIES for percent in request.percents]
-    return [
-        [name, percent, a[0], a[1], b[1], 100 * (a[1] - b[1])] for percent, a, b in zip(labels, *both, strict=True)
-    ]
+    return [[name, percent, a[0], a[1], b[1], 100 * (a[1] - b[1])] for percent, a, b in zip(labels, *both, strict=True)]
 
 
 def sequences(trace: Trace) -> tuple[list[Array], Array]:
-    """(the tokens of each request: int16[n, L * k] ids sorted within a layer, -1 where not recorded; request's number
-    of each event: int64[events]), requests in the order of first appearance."""
+    """(the tokens of each request: int16[n, L * k], the number of each event's request: int64[events]).
+
+    Ids are sorted within a layer, -1 where not recorded; requests are in the order of first appearance.
+    """
     column, layers = trace.columns
     tokens = trace.tokens
     k = trace.ids.shape[1]
@@ -96,8 +98,10 @@ def sequences(trace: Trace) -> tuple[list[Array], Array]:
 
 
 def beginnings(tokens: list[Array], k: int) -> tuple[Array, Array]:
-    """(longest beginning that each request shares with another, int64[r]; its group, int64[r]: the number of the
-    group's first request). `tokens` as sequences() gives them, k ids to a layer."""
+    """(longest beginning that each request shares with another, int64[r]; its group, int64[r]).
+
+    A group has the number of its first request. `tokens` as sequences() gives them, k ids to a layer.
+    """
     n = len(tokens)
     longest = np.zeros(n, dtype=np.int64)
     group = np.arange(n)

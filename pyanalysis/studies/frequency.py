@@ -68,7 +68,9 @@ def _concentration(findings: Findings, routings: list[Routing]) -> None:
             rows.append(
                 [routing.name, routing.layers[layer], gini(own[:n]), entropy_bits(own[:n]), float(np.log2(n)), *covered]
             )
-        points = list(zip(np.linspace(1 / curve.shape[1], 1, curve.shape[1]) * 100, 100 * curve.mean(axis=0), strict=True))
+        points = list(
+            zip(np.linspace(1 / curve.shape[1], 1, curve.shape[1]) * 100, 100 * curve.mean(axis=0), strict=True)
+        )
         findings.draw(lines({routing.name: points}, "experts of a layer (%)", "selections covered, mean of layers (%)"))
     shares = [f"cover {share:.0%}" for share in SHARES]
     findings.table("concentration", ["trace", "layer", "Gini", "entropy", "uniform", *shares], rows)
@@ -127,7 +129,9 @@ def _transfer(findings: Findings, routings: list[Routing]) -> None:
     for routing in routings:
         for split in splits_of(routing):
             fitted, counted = routing.counts(split.fit), routing.counts(split.test)
-            rows.append([routing.name, split.held_out, _static(fitted, counted, routing), _static(counted, counted, routing)])
+            rows.append(
+                [routing.name, split.held_out, _static(fitted, counted, routing), _static(counted, counted, routing)]
+            )
     findings.table("static", ["trace", "held out", "chosen before", "hindsight"], rows)
 
 
@@ -191,15 +195,17 @@ def _convergence(findings: Findings, name: str, by_token: dict[str, tuple[Array,
         hits, asked = by_token[policy]
         rates[policy] = np.bincount(place, hits) / np.bincount(place, asked)
     findings.arrays[f"blocks/{name}"] = np.stack(list(rates.values()))
-    points = {policy: list(zip(np.arange(blocks) * BLOCK, 100 * rate, strict=True)) for policy, rate in rates.items()}
+    points = {policy: [(BLOCK * i, 100 * float(r)) for i, r in enumerate(rate)] for policy, rate in rates.items()}
     findings.draw(lines(points, f"decoded token of {name}", f"hit rate in {BLOCK} tokens (%)", marker=""))
     static = rates.pop("hindsight-static")
     return [[name, policy, converged_at(rate, static), n_tokens] for policy, rate in rates.items()]
 
 
 def converged_at(rate: Array, static: Array) -> int | None:
-    """First token of the first block from which the mean of `rate` to the end is at most NEAR below that of `static`,
-    both [blocks]."""
+    """First token of the first block from which on `rate` is at most NEAR below `static`; None: there is none.
+
+    Both [blocks]; compared are the means from each block to the end.
+    """
     from_here = (rate - static)[::-1].cumsum()[::-1] / np.arange(len(rate), 0, -1)
     late = np.flatnonzero(from_here < -NEAR)
     first = 0 if len(late) == 0 else int(late[-1]) + 1

@@ -33,7 +33,7 @@ def run(request: Request) -> Findings:
         "Hit rates of held-out decoded tokens, event by event, copies there at the next token. 'optimum' may leave a "
         "newcomer out, 'forced' admits every miss and evicts the farthest next use. 'furthest use': share of the gap "
         "from the policy to the optimum that 'forced' closes, which is what knowing the furthest next use alone gives. "
-        "next-use is a causal predictor (gradient-boosted trees) as the rule of eviction; 'recovered': share of the gap "
+        "next-use is a causal predictor (gradient-boosted trees) as rule of eviction; 'recovered': share of the gap "
         "from LRU to the optimum that it closes. 'victims': evictions whose victim the optimum could have chosen, over "
         "the whole trace."
     )
@@ -43,7 +43,17 @@ def run(request: Request) -> Findings:
         for split in splits_of(routing):
             request.progress(f"oracle-gap: {split.name}")
             gap_rows += _rows(trace, routing, split, request)
-    header = ["held out", "capacity %", "policy", "hit rate", "forced", "optimum", "furthest use", "recovered", "victims"]
+    header = [
+        "held out",
+        "capacity %",
+        "policy",
+        "hit rate",
+        "forced",
+        "optimum",
+        "furthest use",
+        "recovered",
+        "victims",
+    ]
     findings.table("gap", header, gap_rows)
     return findings
 
@@ -64,7 +74,9 @@ def _rows(trace: Trace, routing: Routing, split: Split, request: Request) -> lis
     for percent in request.percents:
         rates, victims = {}, {}
         for policy in (*POLICIES, "belady-forced", "belady"):
-            result = simulate(stream, policy, f"{percent:g}%", per_layer=request.per_layer, seed=request.seed, events=True)
+            result = simulate(
+                stream, policy, f"{percent:g}%", per_layer=request.per_layer, seed=request.seed, events=True
+            )
             assert result.events is not None  # noqa: S101 - it was asked for
             rates[policy] = float(result.events.hit[per_access].mean())
             victims[policy] = result.victim_agreement

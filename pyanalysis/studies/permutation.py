@@ -36,14 +36,18 @@ def run(request: Request) -> Findings:
         for order in ("recorded", "within requests", "whole trace"):
             request.progress(f"permutation: {name}: {order}")
             moved = permuted(trace, routing, order, np.random.default_rng(request.seed))
-            found = sweep(EventStream.of(moved), list(POLICIES), capacities, per_layer=request.per_layer, victim_agreement=False)
+            found = sweep(
+                EventStream.of(moved), list(POLICIES), capacities, per_layer=request.per_layer, victim_agreement=False
+            )
             rates = {(one.policy, one.capacity): one.decode_hit_rate or 0.0 for one in found}
             for percent, capacity in zip(request.percents, capacities, strict=True):
                 best = rates["belady", capacity]
                 for policy in POLICIES[:-1]:
                     rate = rates[policy, capacity]
                     rows.append([name, percent, policy, order, rate, best, *gaps(rate, best)])
-    findings.table("permutation", ["trace", "capacity %", "policy", "order", "hit rate", "optimum", "gap", "of optimum"], rows)
+    findings.table(
+        "permutation", ["trace", "capacity %", "policy", "order", "hit rate", "optimum", "gap", "of optimum"], rows
+    )
     return findings
 
 

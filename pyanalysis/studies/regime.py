@@ -34,20 +34,44 @@ def run(request: Request) -> Findings:
         by_layer, total, known = union_sizes(trace)
         n_experts = np.array([n for _, _, n, _ in stream.columns])
         unions.append(
-            [name, "ubatch" if known else "token", len(total), by_layer.mean(), np.percentile(by_layer, 95), by_layer.max(), total.mean()]
+            [
+                name,
+                "ubatch" if known else "token",
+                len(total),
+                by_layer.mean(),
+                np.percentile(by_layer, 95),
+                by_layer.max(),
+                total.mean(),
+            ]
         )
         for percent in request.percents:
             layer_slots = np.array(slots_of(stream, f"{percent:g}%", per_layer=True))
             slots = sum(slots_of(stream, f"{percent:g}%", per_layer=False))
             share = by_layer / layer_slots
             ratios.append(
-                [name, percent, int(slots), share.mean(), (share > 1).mean(), (total / slots).mean(), (total > slots).mean()]
+                [
+                    name,
+                    percent,
+                    int(slots),
+                    share.mean(),
+                    (share > 1).mean(),
+                    (total / slots).mean(),
+                    (total > slots).mean(),
+                ]
             )
         findings.arrays[f"union_of_layers/{name}"] = by_layer
         findings.arrays[f"experts/{name}"] = n_experts
     header = ["trace", "step", "steps", "experts of a layer", "95 %", "most", "experts of all layers"]
     findings.table("unions", header, unions)
-    header = ["trace", "capacity %", "slots of all layers", "union over slots, a layer", "steps above 1", "all layers", "above 1"]
+    header = [
+        "trace",
+        "capacity %",
+        "slots of all layers",
+        "union over slots, a layer",
+        "steps above 1",
+        "all layers",
+        "above 1",
+    ]
     findings.table("regime", header, ratios)
     return findings
 

@@ -64,19 +64,40 @@ _CAPACITY = frozenset({"capacity", "per_layer"})
 STUDIES: tuple[Study, ...] = (
     Study("frequency", "concentration, drift, how much history a ranking needs", f"{_HERE}.frequency"),
     Study("reuse", "run lengths, reuse distances, router weight against reuse", f"{_HERE}.reuse"),
-    Study("transitions", "experts given experts of the layer or token before, mutual information", f"{_HERE}.transitions"),
-    Study("prediction", "recall of predictors on held-out parts, with their costs", f"{_HERE}.prediction", frozenset({"predictors"})),
     Study(
-        *("strategies", "prefetching and predicted eviction with a clock, against the decision's winner"),
-        *(f"{_HERE}.strategies", _CAPACITY | {"cost", "strategies"}, 20_000),
+        "transitions", "experts given experts of the layer or token before, mutual information", f"{_HERE}.transitions"
+    ),
+    Study(
+        "prediction",
+        "recall of predictors on held-out parts, with their costs",
+        f"{_HERE}.prediction",
+        frozenset({"predictors"}),
+    ),
+    Study(
+        "token-signal", "the token that a layer would give against the next layer's experts", f"{_HERE}.token_signal"
+    ),
+    Study(
+        "strategies",
+        "prefetching and predicted eviction with a clock, against the decision's winner",
+        f"{_HERE}.strategies",
+        takes=_CAPACITY | {"cost", "strategies"},
+        default_tokens=20_000,
     ),
     Study(
         *("replay-semantics", "event-atomic against per-access replay", f"{_HERE}.semantics", _CAPACITY),
     ),
-    Study("contamination", "requests that begin alike, and hit rates without them", f"{_HERE}.contamination", _CAPACITY),
+    Study(
+        "contamination", "requests that begin alike, and hit rates without them", f"{_HERE}.contamination", _CAPACITY
+    ),
     Study("regime", "experts that a step needs over the slots", f"{_HERE}.regime", frozenset({"capacity"})),
     Study("permutation", "the same tokens in another order: what is locality", f"{_HERE}.permutation", _CAPACITY),
-    Study("oracle-gap", "what knowing the furthest next use is worth, victim agreement", f"{_HERE}.oracle", _CAPACITY, 20_000),
+    Study(
+        "oracle-gap",
+        "what knowing the furthest next use is worth, victim agreement",
+        f"{_HERE}.oracle",
+        _CAPACITY,
+        20_000,
+    ),
 )
 
 

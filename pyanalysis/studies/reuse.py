@@ -88,8 +88,8 @@ def _distances(findings: Findings, name: str, stream: EventStream) -> None:
     findings.heading(f"Reuse distances of {name}")
     findings.say(
         "Event-atomic: how many other experts of the layer were used more recently when an event asks for one, prompts "
-        "included. LRU with C slots per layer hits exactly the accesses at a distance below C. 'first uses' are those that "
-        "no cache without foresight can hit; hindsight-static holds its experts from the start and may lie above "
+        "included. LRU with C slots per layer hits exactly the accesses at a distance below C. 'first uses' are those "
+        "that no cache without foresight can hit; hindsight-static holds its experts from the start and may lie above "
         "belady, which begins empty."
     )
     share = 100 * distance[:-1] / max(accesses, 1)
@@ -98,7 +98,11 @@ def _distances(findings: Findings, name: str, stream: EventStream) -> None:
     points = {p: list(zip(percent, 100 * curve, strict=True)) for p, curve in curves.items()}
     findings.draw(lines(points, "slots of a layer (% of its experts)", "hit rate (%)", marker=""))
     rows = [
-        [f"{share:.0%}", int(max(1, np.rint(share * most))), *(curves[p][int(max(1, np.rint(share * most)))] for p in POLICIES)]
+        [
+            f"{share:.0%}",
+            int(max(1, np.rint(share * most))),
+            *(curves[p][int(max(1, np.rint(share * most)))] for p in POLICIES),
+        ]
         for share in _SHARES
     ]
     cold = [["first uses", None, accesses - hits[-1], *[None] * (len(POLICIES) - 1)]]

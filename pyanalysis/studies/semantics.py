@@ -1,4 +1,4 @@
-"""moecache study replay-semantics: how much per-access replay changes hit rates, policy by policy (arXiv 2608.07911)."""
+"""moecache study replay-semantics: how much per-access replay changes hit rates (arXiv 2608.07911)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from pyanalysis.studies.registry import Request
     from pyanalysis.traces import Trace
 
-POLICIES = ("lru", "cumulative-lfu", "cumulative-lfu:tie=recency", "decayed-lfu:half-life=64", "lfru:weight=64", "random", "belady")
+POLICIES = (
+    "lru",
+    "cumulative-lfu",
+    "cumulative-lfu:tie=recency",
+    "decayed-lfu:half-life=64",
+    "lfru:weight=64",
+    "random",
+    "belady",
+)
 BATCHES = (1, 8, 32)
 
 
@@ -23,10 +31,9 @@ def run(request: Request) -> Findings:
     findings = Findings("moecache study replay-semantics")
     findings.say(
         "Event-atomic: all experts of an event are looked up in what the cache held before it, which is what a runtime "
-        "can do. Per access: each expert by itself, after the decisions of those before it in the same event. 'change': "
-        "of the hit rate, relative, per access against event-atomic; above 0 per-access replay flatters the policy. Rows "
-        "'batches of n' take the decoded tokens as batches of n tokens of a request, each one event per layer; 1 is "
-        "decoding."
+        "can do. Per access: each expert by itself, after the decisions of those before it in the event. 'change': "
+        "of the hit rate, relative, per access against event-atomic; above 0 per-access replay flatters the policy. "
+        "Rows 'batches of n' take the decoded tokens as batches of n tokens of a request, each one event per layer."
     )
     for name, trace in request.traces:
         rows: list[list[Any]] = []
@@ -60,7 +67,14 @@ def _compared(trace: Trace, batch: int, request: Request) -> list[list[Any]]:
         rates[mode] = [(one.policy, one.hit_rate) for one in found]
     labels = [(percent, policy) for policy in POLICIES for percent in request.percents]
     return [
-        [f"batches of {batch}" if batch > 1 else "decoding", percent, atomic[0], atomic[1], access[1], _change(atomic[1], access[1])]
+        [
+            f"batches of {batch}" if batch > 1 else "decoding",
+            percent,
+            atomic[0],
+            atomic[1],
+            access[1],
+            _change(atomic[1], access[1]),
+        ]
         for (percent, _), atomic, access in zip(labels, rates["event-atomic"], rates["per-access"], strict=True)
     ]
 

@@ -72,7 +72,9 @@ def all_splits(routings: Sequence[Routing]) -> tuple[list[Split], list[str]]:
         if not any(split.held_out == "requests" for split in own):
             notes.append(f"{routing.name} has one request: no held-out requests")
     between = workload_splits(routings)
-    for routing in routings:
-        if not any(split.test_on is routing for split in between):
-            notes.append(f"{routing.name}: no other trace with its layers, experts and top-k was given: no held-out workload")
+    notes += [
+        f"{routing.name}: no other trace with its layers, experts and top-k was given: no held-out workload"
+        for routing in routings
+        if not any(split.test_on is routing for split in between)
+    ]
     return splits + between, notes

@@ -83,7 +83,7 @@ def run(request: Request) -> Findings:
             for strategy in strategies:
                 request.progress(f"strategies: {split.name}: {strategy.name}")
                 try:
-                    cells += _strategy(strategy, context, bench, split, request, pool)
+                    cells += _strategy(strategy, context, bench, split, request=request, pool=pool)
                 except NotApplicableError as reason:
                     notes.append(f"{strategy.name} on {split.name}: not replayed, {reason}")
     return _report(request, benches, strategies, cells, list(dict.fromkeys(notes)))
@@ -143,13 +143,13 @@ def _policies(bench: _Bench, split: Split, request: Request, pool: ThreadPoolExe
 
     part = bench.part(split)[1]
     return [
-        _cell(bench, split, policy, "bound" if policy in BOUNDS else "policy", cost, percent, outcome, part, 0.0)
-        for (policy, cost, percent), outcome in zip(jobs, pool.map(work, jobs), strict=True)
+        _cell(bench, split, part, job, outcome, kind="bound" if job[0] in BOUNDS else "policy", least=0.0)
+        for job, outcome in zip(jobs, pool.map(work, jobs), strict=True)
     ]
 
 
 def _strategy(
-    strategy: Strategy, context: Context, bench: _Bench, split: Split, request: Request, pool: ThreadPoolExecutor
+    strategy: Strategy, context: Context, bench: _Bench, split: Split, *, request: Request, pool: ThreadPoolExecutor
 ) -> list[Cell]:
     selection, held_out = bench.part(split)
     jobs = [(cost, percent) for cost in request.costs for percent in request.percents]
@@ -173,22 +173,23 @@ def _strategy(
         return best[1], best[2]
 
     return [
-        _cell(bench, split, strategy.name, "strategy", cost, percent, outcome, held_out, least)
-        for (cost, percent), (least, outcome) in zip(jobs, pool.map(work, jobs), strict=True)
+        _cell(bench, split, held_out, (strategy.name, *job), outcome, kind="strategy", least=least)
+        for job, (least, outcome) in zip(jobs, pool.map(work, jobs), strict=True)
     ]
 
 
 def _cell(
     bench: _Bench,
     split: Split,
-    strategy: str,
-    kind: str,
-    cost: CostModel,
-    percent: float,
-    outcome: Outcome,
     part: Part,
+    job: tuple[str, CostModel, float],
+    outcome: Outcome,
+    *,
+    kind: str,
     least: float,
 ) -> Cell:
+    """`job`: strategy, cost model and capacity in per cent."""
+    strategy, cost, percent = job
     replayer = bench.replayers[cost.name]
     sums = replayer.sums(outcome.replayed, part)
     first, last = int(part.events[0]), int(part.events[-1])
@@ -238,5 +239,3 @@ def _regime(bench: _Bench, request: Request) -> str:
         for percent in request.percents
     )
     return f"{bench.name}: experts that a decoded token uses over the slots, at {per_layer}"
-
-

@@ -8,6 +8,7 @@ import numpy as np
 
 from pyanalysis.report.plots import lines
 from pyanalysis.studies.estimators.information import conditional_information, mutual_information
+from pyanalysis.studies.estimators.log_loss import log_loss
 from pyanalysis.studies.estimators.transition import conditional, pair_counts
 from pyanalysis.studies.findings import Findings
 from pyanalysis.studies.plots import matrices
@@ -41,7 +42,15 @@ def run(request: Request) -> Findings:
     )
     findings.notes(notes)
     rows = [[split.name, *gains(split)] for split in splits]
-    header = ["held out", "popularity (bits)", "layer -1", "layers -1, -2", "token -1", "tokens -1, -2", "layer -1 and token -1"]
+    header = [
+        "held out",
+        "popularity (bits)",
+        "layer -1",
+        "layers -1, -2",
+        "token -1",
+        "tokens -1, -2",
+        "layer -1 and token -1",
+    ]
     findings.table("log_loss", header, rows)
     return findings
 
@@ -139,7 +148,10 @@ def gains(split: Split) -> list[float | None]:
         n_experts = int(split.test_on.n_experts[layer])
         for i, order in enumerate([[], *orders]):
             found = log_loss(
-                [fitted[name][:, layer, 0] for name in order], own, [tested[name][:, layer, 0] for name in order], other,
+                [fitted[name][:, layer, 0] for name in order],
+                own,
+                [tested[name][:, layer, 0] for name in order],
+                other,
                 n_experts,
             )
             losses[i] += found.sum()
@@ -148,35 +160,3 @@ def gains(split: Split) -> list[float | None]:
         return [None] * (len(orders) + 1)
     losses /= n
     return [float(losses[0]), *(float(losses[0] - loss) for loss in losses[1:])]
-
-
-def log_loss(contexts: list[Array], own: Array, test_contexts: list[Array], test: Array, n_experts: int) -> Array:
-    """float64[n]: bits of each held-out expert of `test` int[m] under counts of `own` int[n] given the contexts.
-
-    Witten and Bell's interpolation: P(e | c1, c2) = (n(e, c1, c2) + t P(e | c1)) / (n(c1, c2) + t), t the number of
-    different experts seen with (c1, c2), down to popularity with one count for each expert. Entries of -1 are passed
-    over.
-    """
-    kept, asked = own >= 0, test >= 0
-    own, test = own[kept].astype(np.int64), test[asked].astype(np.int64)
-    counts = np.bincount(own, minlength=n_experts)[:n_experts] + 1.0
-    chance = (counts / counts.sum())[test]
-    key, test_key = np.zeros(len(own), dtype=np.int64), np.zeros(len(test), dtype=np.int64)
-    for context, test_context in zip(contexts, test_contexts, strict=True):
-        key = key * (n_experts + 1) + context[kept] + 1
-        test_key = test_key * (n_experts + 1) + test_context[asked] + 1
-        pairs = key * n_experts + own
-        both = _how_often(pairs, test_key * n_experts + test)
-        alone, kinds = _how_often(key, test_key), _how_often(np.unique(pairs) // n_experts, test_key)
-        chance = np.where(alone > 0, (both + kinds * chance) / np.maximum(alone + kinds, 1), chance)
-    return -np.log2(chance)
-
-
-def _how_often(values: Array, asked: Array) -> Array:
-    """How often each of `asked` occurs in `values`, float64."""
-    if len(values) == 0:
-        return np.zeros(len(asked))
-    names, counts = np.unique(values, return_counts=True)
-    place = np.minimum(np.searchsorted(names, asked), len(names) - 1)
-    found: Array = np.where(names[place] == asked, counts[place], 0).astype(np.float64)
-    return found

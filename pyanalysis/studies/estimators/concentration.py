@@ -28,7 +28,7 @@ def experts_to_cover(counts: Array, shares: Sequence[float]) -> list[int]:
     covered = np.cumsum(np.sort(counts)[::-1])
     # Whole uses: a share of 0.5 of 5 uses needs 3 of them. The margin is for shares like 0.9 of 10, 9.000000000000002.
     needed = np.ceil(np.asarray(shares) * covered[-1] - 1e-9)
-    return (np.searchsorted(covered, np.maximum(needed, 1)) + 1).tolist()
+    return [int(place) + 1 for place in np.searchsorted(covered, np.maximum(needed, 1))]
 
 
 def jensen_shannon_bits(one: Array, other: Array) -> float:

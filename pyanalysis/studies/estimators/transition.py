@@ -23,6 +23,8 @@ def pair_counts(sources: Array, targets: Array, n_experts: int) -> Array:
 
 
 def conditional(counts: Array, uses: Array) -> Array:
-    """P(target j is used | source i is used), float64[E, E], of pair_counts and the uses [E] of the sources; rows of
-    experts that were never used are 0."""
+    """P(target j is used | source i is used), float64[E, E], of pair_counts and the uses [E] of the sources.
+
+    Rows of experts that were never used are 0.
+    """
     return counts / np.maximum(uses, 1)[:, None]

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class ActivationMatch:
-    """An activation matrix counts a request's uses by layer and expert. The `nearest` past ones by cosine similarity
-    to that of the tokens before are averaged, weighted by similarity; popularity for the first token of a request.
+    """The mean of the `nearest` past activation matrices (a request's uses by layer and expert).
+
+    Nearest by cosine similarity to the matrix of the tokens before, weighted by it; popularity for the first token.
 
     At most `bound` matrices are kept, a seeded sample of the requests that were fitted on.
     """
@@ -64,4 +65,4 @@ class ActivationMatch:
         return scores
 
     def n_bytes(self) -> int:
-        return self._rates.nbytes + self._directions.nbytes + self._share.nbytes
+        return int(self._rates.nbytes + self._directions.nbytes + self._share.nbytes)

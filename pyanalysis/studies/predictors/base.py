@@ -30,8 +30,10 @@ class Predictor(Protocol):
         """Learn from these tokens (int64[n], rising) and what came before them in their requests."""
 
     def scores(self, routing: Routing, tokens: Array) -> Array:
-        """float32[n, L, E]: estimated probability that the token uses the expert; nothing of the token but what
-        `known` allows is looked at."""
+        """float32[n, L, E]: estimated probability that the token uses the expert.
+
+        Nothing of the token but what `known` allows is looked at.
+        """
 
     def n_bytes(self) -> int:
         """Size of what was learnt."""
@@ -41,8 +43,10 @@ class MultiStep(Predictor, Protocol):
     """A predictor that also sees further ahead than the next token."""
 
     def forecast(self, routing: Routing, tokens: Array, steps: int) -> Iterator[Array]:
-        """For each step j from 1: float32[n, L, E], the probability that the j-th token behind each of `tokens`
-        uses the expert, knowing everything up to and including that token."""
+        """For each step j from 1: float32[n, L, E], the probability that the j-th token behind uses the expert.
+
+        Everything up to and including each of `tokens` is known.
+        """
 
 
 def chunks(routing: Routing, tokens: Array) -> Iterator[Array]:

@@ -28,14 +28,15 @@ class Popularity:
 
     def scores(self, routing: Routing, tokens: Array) -> Array:
         del routing
-        return np.repeat(self._share[None], len(tokens), axis=0)
+        repeated: Array = np.repeat(self._share[None], len(tokens), axis=0)
+        return repeated
 
     def forecast(self, routing: Routing, tokens: Array, steps: int) -> Iterator[Array]:
         for _ in range(steps):
             yield self.scores(routing, tokens)
 
     def n_bytes(self) -> int:
-        return self._share.nbytes
+        return int(self._share.nbytes)
 
 
 class LastToken:
@@ -56,10 +57,12 @@ class LastToken:
         last = routing.multi_hot(np.maximum(earlier, 0)) * (earlier >= 0)[:, None, None]
         rest = (1 - self._again[:, None]) * self._share
         # All of the last token's experts come first: that is what this predictor is.
-        return np.where(last > 0, np.maximum(self._again[:, None], rest.max() + 1e-6) + 1e-6 * self._share, rest)
+        first = np.maximum(self._again[:, None], rest.max() + 1e-6) + 1e-6 * self._share
+        scores: Array = np.where(last > 0, np.minimum(first, 1), rest)
+        return scores
 
     def n_bytes(self) -> int:
-        return self._share.nbytes + self._again.nbytes
+        return int(self._share.nbytes + self._again.nbytes)
 
 
 class _Transition:
@@ -110,8 +113,10 @@ class InterLayer(_Transition):
 
 
 class CrossToken(_Transition):
-    """First order between tokens: the same layer's experts of the token before. Further ahead: those j tokens before,
-    each distance with a table of its own."""
+    """First order between tokens: the same layer's experts of the token before.
+
+    Further ahead: those j tokens before, each distance with a table of its own.
+    """
 
     name = "cross-token"
     known = "token"

@@ -38,7 +38,9 @@ class Logistic:
         self._weights, self._bias = [], np.log(np.maximum(share, 1e-7) / np.maximum(1 - share, 1e-7))
         for layer, features in enumerate(self._features(routing, tokens)):
             hot = np.zeros((len(tokens), routing.most_experts + 1), dtype=np.float32)
-            np.put_along_axis(hot, np.where(hot_ids[:, layer] < 0, routing.most_experts, hot_ids[:, layer]).astype(int), 1, 1)
+            np.put_along_axis(
+                hot, np.where(hot_ids[:, layer] < 0, routing.most_experts, hot_ids[:, layer]).astype(int), 1, 1
+            )
             self._weights.append(self._descend(features, hot[:, :-1], self._bias[layer], generator))
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,11 @@ _TREES = 40
 
 
 class NextUse:
-    """Fitted on a seeded sample of (token, layer, expert). Features, all known at the token's event in the layer:
-    tokens since the last use, the gap before it, uses that halve every 8, 32 and 128 tokens, popularity, the layer."""
+    """Fitted on a seeded sample of (token, layer, expert).
+
+    Features, all known at the token's event in the layer: tokens since the last use, the gap before it, uses that halve
+    every 8, 32 and 128 tokens, popularity, the layer.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -30,16 +34,16 @@ class NextUse:
     def fit(self, routing: Routing, tokens: Array) -> None:
         generator = np.random.default_rng(self._seed)
         self._share = popularity(routing, tokens)
-        chosen = np.zeros(routing.n_tokens, dtype=bool)
-        chosen[tokens] = True
+        own = replace(routing, ids=routing.ids[tokens], request=routing.request[tokens], row=routing.row[tokens])
+        # What comes behind the last token is not known: tokens near it would all seem to have far next uses.
+        n_rows = len(tokens) - min(FARTHEST, len(tokens) // 4)
         per_layer = max(1, _SAMPLES // len(routing.layers))
         features, targets = [], []
         for layer in range(len(routing.layers)):
-            x, hot = self._features(routing, layer), _hot(routing, layer)
-            gap = np.log2(1 + gaps_ahead(hot, chosen)).astype(np.float32)
-            rows = generator.choice(tokens, per_layer)
+            gap = np.log2(1 + gaps_ahead(_hot(own, layer))).astype(np.float32)
+            rows = generator.integers(0, n_rows, per_layer)
             experts = generator.integers(0, routing.n_experts[layer], per_layer)
-            features.append(x[rows, experts])
+            features.append(self._features(own, layer)[rows, experts])
             targets.append(gap[rows, experts])
         self._model = HistGradientBoostingRegressor(
             max_iter=_TREES, max_leaf_nodes=31, learning_rate=0.2, early_stopping=False, random_state=self._seed
@@ -77,11 +81,11 @@ def _hot(routing: Routing, layer: int) -> Array:
     return hot[:, :-1]
 
 
-def gaps_ahead(hot: Array, allowed: Array) -> Array:
-    """int64[T, E]: tokens until the next use of each expert among the `allowed` tokens (bool[T]), at most FARTHEST."""
+def gaps_ahead(hot: Array) -> Array:
+    """int64[T, E]: tokens until the next use of each expert, at most FARTHEST. `hot` bool[T, E]."""
     n = len(hot)
     at = np.arange(n)[:, None]
-    nearest = np.minimum.accumulate(np.where(hot & allowed[:, None], at, n + FARTHEST)[::-1], axis=0)[::-1]
+    nearest = np.minimum.accumulate(np.where(hot, at, n + FARTHEST)[::-1], axis=0)[::-1]
     later = np.vstack([nearest[1:], np.full((1, hot.shape[1]), n + FARTHEST)])
     gaps: Array = np.minimum(later - at, FARTHEST)
     return gaps

@@ -89,7 +89,8 @@ class Reservoir:
         return gram, cross
 
     def _centred(self, routing: Routing, tokens: Array) -> Array:
-        return routing.multi_hot(tokens).reshape(len(tokens), -1) - self._share.ravel()
+        centred: Array = routing.multi_hot(tokens).reshape(len(tokens), -1) - self._share.ravel()
+        return centred
 
     # --- states ---
 
@@ -97,10 +98,12 @@ class Reservoir:
         """float32[n, L*E]: the token's experts, each layer summing to 1, less their mean."""
         hot = routing.multi_hot(tokens)
         hot /= np.maximum(hot.sum(axis=2, keepdims=True), 1)
-        return hot.reshape(len(tokens), -1) - self._mean
+        driven: Array = hot.reshape(len(tokens), -1) - self._mean
+        return driven
 
     def _advance(self, state: Array, driven: Array) -> Array:
-        return (1 - self._leak) * state + self._leak * np.tanh(driven @ self._into + state @ self._recurrent)
+        advanced: Array = (1 - self._leak) * state + self._leak * np.tanh(driven @ self._into + state @ self._recurrent)
+        return advanced
 
     def _state_of(self, routing: Routing) -> Array:
         """float32[T, N]: the state behind each token; requests side by side, so that a step is one product."""
@@ -136,7 +139,8 @@ class Reservoir:
         return found
 
     def _read(self, features: Array) -> Array:
-        return np.clip((features @ self._readout).reshape(-1, *self._share.shape), 0, 1)
+        read: Array = np.clip((features @ self._readout).reshape(-1, *self._share.shape), 0, 1)
+        return read
 
     def forecast(self, routing: Routing, tokens: Array, steps: int) -> Iterator[Array]:
         state = self._state_of(routing)[tokens]

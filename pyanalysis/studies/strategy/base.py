@@ -67,7 +67,15 @@ class Plan:
     forecast: Forecast | None = field(default=None, compare=False)
 
     def options(self) -> dict[str, Any]:
-        names = ("half_life_tokens", "demand", "order", "least_lead", "least_confidence", "only_better", "victim_agreement")
+        names = (
+            "half_life_tokens",
+            "demand",
+            "order",
+            "least_lead",
+            "least_confidence",
+            "only_better",
+            "victim_agreement",
+        )
         return {"scorer": self.ranking, **{name: getattr(self, name) for name in names}}
 
     def with_confidence(self, least: float) -> Plan:

@@ -31,16 +31,14 @@ def prefill_hot(context: Context, slots: tuple[int, ...]) -> Plan:
 
 
 def prompt_conditioned(context: Context, slots: tuple[int, ...]) -> Plan:
-    """The most used experts until KNOWN_TOKENS tokens of the request are decoded, then those of the past requests that
-    are nearest to it by activation matrix."""
+    """The most used experts; from the KNOWN_TOKENS-th token of a request on those of the nearest past requests."""
     routing = context.routing
     match: Any = context.fitted("activation-match")
     general: Array = context.fitted("popularity").scores(routing, np.array([0]))[0]
     shape = general.shape
     known = np.flatnonzero(routing.place == KNOWN_TOKENS)
-    lists = [general]
-    for token in known:
-        lists.append(_nearest(match, routing.multi_hot(slice(token - KNOWN_TOKENS, token)), shape))
+    seen = (routing.multi_hot(slice(token - KNOWN_TOKENS, token)) for token in known)
+    lists = [general, *(_nearest(match, hot, shape) for hot in seen)]
     at = np.concatenate([[0], known])
     number = np.zeros(routing.n_tokens, dtype=np.int64)
     number[known] = np.arange(1, len(known) + 1)
@@ -56,8 +54,10 @@ def _nearest(match: ActivationMatch, hot: Array, shape: tuple[int, ...]) -> Arra
 
 
 def _placed(context: Context, slots: tuple[int, ...], at: Array, lists: Array, number: Array) -> Plan:
-    """The plan that keeps the best of the list in force: `lists` [n, L, E], `number` [T] the list of each token, `at`
-    the tokens with which a list comes into force and its best are sent for."""
+    """The plan that keeps the best of the list in force.
+
+    lists [n, L, E], number [T] the list of each token, `at` the tokens with which a list comes into force
+    """
     routing, stream = context.routing, context.stream
     n_layers, n_experts = len(routing.layers), routing.most_experts
     row = np.full(context.n_events, -1, dtype=np.int64)

@@ -28,8 +28,7 @@ def retention(context: Context, predictor: str) -> Scores:
 
 
 def first_predicted(context: Context, predictor: str) -> Scores:
-    """Belady with predicted steps: the sooner the first step whose k likeliest hold the expert, the higher; then last
-    use."""
+    """Belady with predicted steps: the sooner a step whose k likeliest hold the expert, the higher; then last use."""
     return _by_event(context, _foreseen(context, predictor)[1])
 
 

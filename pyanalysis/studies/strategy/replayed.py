@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
 from pyanalysis.decide.replays import Replayed
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pyanalysis.cost import CostModel
     from pyanalysis.decide.replays import Replayer
     from pyanalysis.studies.strategy.base import Plan

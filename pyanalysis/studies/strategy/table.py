@@ -55,21 +55,69 @@ def _first(predictor: str) -> Make:
 
 
 STRATEGIES: tuple[Strategy, ...] = (
-    Strategy("inter-layer-prefetch", "first-order inter-layer transitions, by deadline", _prefetch("inter-layer", "layer", "deadline"), SURE),
-    Strategy("cross-token-prefetch", "first-order cross-token transitions, by deadline", _prefetch("cross-token", "same-layer", "deadline"), SURE),
-    Strategy("moe-infinity", "activation matrix against past requests', by confidence and distance", _prefetch("activation-match", "token", "distance"), SURE),
-    Strategy("promoe", "a learned predictor (logistic) of the next layer, by deadline", _prefetch("logistic", "layer", "deadline"), SURE),
+    Strategy(
+        "inter-layer-prefetch",
+        "first-order inter-layer transitions, by deadline",
+        _prefetch("inter-layer", "layer", "deadline"),
+        SURE,
+    ),
+    Strategy(
+        "cross-token-prefetch",
+        "first-order cross-token transitions, by deadline",
+        _prefetch("cross-token", "same-layer", "deadline"),
+        SURE,
+    ),
+    Strategy(
+        "moe-infinity",
+        "activation matrix against past requests', by confidence and distance",
+        _prefetch("activation-match", "token", "distance"),
+        SURE,
+    ),
+    Strategy(
+        "promoe",
+        "a learned predictor (logistic) of the next layer, by deadline",
+        _prefetch("logistic", "layer", "deadline"),
+        SURE,
+    ),
     Strategy("hybrimoe", "router weights rank the cache, prefetch by gain (logistic, next layer)", _hybrimoe, SURE),
     Strategy("seqmoe", "reservoir, matroid scheduling, probabilistic Belady", _seqmoe("reservoir"), SURE),
-    Strategy("seqmoe-shuffled", "the same with a reservoir trained on shuffled tokens: a control", _seqmoe("reservoir-shuffled")),
-    Strategy("scheduled-cross-token", "cross-token transitions, matroid scheduling", _prefetch("cross-token", "same-layer", "scheduling"), SURE),
+    Strategy(
+        "seqmoe-shuffled",
+        "the same with a reservoir trained on shuffled tokens: a control",
+        _seqmoe("reservoir-shuffled"),
+    ),
+    Strategy(
+        "scheduled-cross-token",
+        "cross-token transitions, matroid scheduling",
+        _prefetch("cross-token", "same-layer", "scheduling"),
+        SURE,
+    ),
     Strategy("retention-reservoir", "probabilistic Belady over the reservoir, 8 steps", _retention("reservoir")),
-    Strategy("retention-cross-token", "probabilistic Belady over cross-token transitions, 8 steps", _retention("cross-token")),
-    Strategy("belady-8-predicted", "the next 8 steps as the reservoir predicts them, then last use", _first("reservoir")),
-    Strategy("belady-8-shuffled", "the same with a reservoir trained on shuffled tokens: a control", _first("reservoir-shuffled")),
-    Strategy("next-use", "gradient-boosted prediction of the next use ranks the cache", lambda context, _: Plan("scores", scores=ranking.next_use(context))),
-    Strategy("prefill-hot", "the prompt's most used experts, fixed for the decode", placement.prefill_hot, by_capacity=True),
-    Strategy("prompt-conditioned", "the experts of the nearest past requests after 16 tokens", placement.prompt_conditioned, by_capacity=True),
+    Strategy(
+        "retention-cross-token", "probabilistic Belady over cross-token transitions, 8 steps", _retention("cross-token")
+    ),
+    Strategy(
+        "belady-8-predicted", "the next 8 steps as the reservoir predicts them, then last use", _first("reservoir")
+    ),
+    Strategy(
+        "belady-8-shuffled",
+        "the same with a reservoir trained on shuffled tokens: a control",
+        _first("reservoir-shuffled"),
+    ),
+    Strategy(
+        "next-use",
+        "gradient-boosted prediction of the next use ranks the cache",
+        lambda context, _: Plan("scores", scores=ranking.next_use(context)),
+    ),
+    Strategy(
+        "prefill-hot", "the prompt's most used experts, fixed for the decode", placement.prefill_hot, by_capacity=True
+    ),
+    Strategy(
+        "prompt-conditioned",
+        "the experts of the nearest past requests after 16 tokens",
+        placement.prompt_conditioned,
+        by_capacity=True,
+    ),
 )
 
 
@@ -107,7 +155,9 @@ def parse(text: str) -> Strategy:
 def _refuse_unknown(text: str, given: dict[str, str], known: set[str]) -> None:
     for name in given:
         if name not in known:
-            raise ConfigError(f"strategy '{text}': there is no parameter '{name}'; parameters: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"strategy '{text}': there is no parameter '{name}'; parameters: {', '.join(sorted(known))}"
+            )
 
 
 def _predictor(text: str, given: dict[str, str], *, several_steps: bool = False) -> str:
