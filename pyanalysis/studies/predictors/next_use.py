@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 FARTHEST = 512  # tokens; what is not used within them counts as used then
 _HALF_LIVES = (8, 32, 128)
-_SAMPLES = 120_000
 _TREES = 40
 
 
@@ -28,8 +27,8 @@ class NextUse:
     every 8, 32 and 128 tokens, popularity, the layer.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, seed: int = 0, samples: int = 120_000) -> None:
+        self._seed, self._samples = seed, samples
 
     def fit(self, routing: Routing, tokens: Array) -> None:
         generator = np.random.default_rng(self._seed)
@@ -37,7 +36,7 @@ class NextUse:
         own = replace(routing, ids=routing.ids[tokens], request=routing.request[tokens], row=routing.row[tokens])
         # What comes behind the last token is not known: tokens near it would all seem to have far next uses.
         n_rows = len(tokens) - min(FARTHEST, len(tokens) // 4)
-        per_layer = max(1, _SAMPLES // len(routing.layers))
+        per_layer = max(1, self._samples // len(routing.layers))
         features, targets = [], []
         for layer in range(len(routing.layers)):
             gap = np.log2(1 + gaps_ahead(_hot(own, layer))).astype(np.float32)

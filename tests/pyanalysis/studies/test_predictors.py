@@ -116,7 +116,9 @@ def test_nothing_is_seen_before_it_has_happened(name):
     assert np.allclose(one[:-1], two[:-1], atol=1e-6)
     assert np.allclose(one[-1, : layer + 1], two[-1, : layer + 1], atol=1e-6)
     if hasattr(predictor, "forecast"):
-        pairs = zip(predictor.forecast(routing, tokens[:-1], 3), predictor.forecast(changed, tokens[:-1], 3), strict=True)
+        pairs = zip(
+            predictor.forecast(routing, tokens[:-1], 3), predictor.forecast(changed, tokens[:-1], 3), strict=True
+        )
         assert all(np.allclose(a, b, atol=1e-6) for a, b in pairs)
 
 
@@ -158,7 +160,7 @@ def test_the_next_use_of_a_cycle():
     # expert 0 every 4 tokens, the others one after the other: 16 tokens a round
     ids = np.array([[0 if t % 4 == 0 else 1 + (t - t // 4 - 1) % 12] for t in range(1600)])[:, None]
     routing = routing_of(ids, 13)
-    model = NextUse()
+    model = NextUse(samples=8_000)
     model.fit(routing, np.arange(800))
     gaps = 2 ** model.gaps(routing)[1200:1500, 0] - 1
     true = gaps_ahead(routing.multi_hot(slice(0, 1600), bool)[:, 0])[1200:1500]
