@@ -37,7 +37,8 @@ def run(request: Request) -> Findings:
         "Recall: share of a token's experts that are among the k, k + 3 or 2k best-scored of their layer (k is the "
         "top-k), over held-out decoded tokens. 'before' says what a prediction may look at: the tokens before (lead "
         "time one token), or also the layers before of the same token (lead time one layer). Whatever came before in "
-        "the request is known, as it would be at run time."
+        "the request is known, as it would be at run time. 'us per token' is that of numpy with many tokens at once, "
+        "'KiB' the size of what was learnt, 'KiB read' what predicting one token by itself reads of it."
     )
     findings.notes(notes)
     rows: list[list[Any]] = []
@@ -52,7 +53,7 @@ def run(request: Request) -> Findings:
             if name in _MULTI_STEP:
                 steps.append([split.name, name, *forecast_recall(predictor, split)])
     findings.heading("Recall")
-    header = ["held out", "predictor", "before", "k", "k+3", "2k", "fit s", "us per token", "KiB"]
+    header = ["held out", "predictor", "before", "k", "k+3", "2k", "fit s", "us per token", "KiB", "KiB read"]
     findings.table("recall", header, rows)
     if steps:
         findings.heading("Recall of the top k+3, j tokens ahead")
@@ -70,7 +71,10 @@ def run(request: Request) -> Findings:
 
 
 def measured(predictor: Predictor, split: Split) -> tuple[list[float], Array]:
-    """([recall at k, k+3, 2k, seconds to fit, us per token to predict, KiB], recall at k+3 of each layer [L])."""
+    """(the values of a row of the report, float64[L] recall at k + 3 of each layer).
+
+    Values: recall at k, k + 3, 2k; seconds to fit, us per token to predict in batches, KiB, KiB read per token.
+    """
     started = time.perf_counter()
     predictor.fit(split.fit_on, split.fit)
     fitted = time.perf_counter()
@@ -87,7 +91,8 @@ def measured(predictor: Predictor, split: Split) -> tuple[list[float], Array]:
         found += more
         asked += n
     recalls = (found.sum(axis=1) / max(asked.sum(), 1)).tolist()
-    costs = [fitted - started, 1e6 * spent / max(len(split.test), 1), predictor.n_bytes() / 1024]
+    costs = [fitted - started, 1e6 * spent / max(len(split.test), 1)]
+    costs += [predictor.n_bytes() / 1024, predictor.bytes_per_token(k) / 1024]
     return recalls + costs, found[1] / np.maximum(asked, 1)
 
 

@@ -32,7 +32,7 @@ class Cell:
     """One strategy, trace, split, cost model and capacity, over the held-out part of u units.
 
     kind        "policy", "strategy", or "bound": it sees the future
-    time_ns, hits, accesses, tokens   [u]
+    time_ns, hits, accesses, tokens   [u]; time_ns without predicting, which takes predict_ns a token
     copies      begun in the part, `late` of them: demand copies that were not complete at their layer's next token
     prefetches  of those copies; `asked`: the event of the deadline asked for the expert, `in_time` of these the copy
                 was complete; `used`: a hit before it was evicted. None: no prefetching
@@ -51,6 +51,7 @@ class Cell:
     hits: Array
     accesses: Array
     tokens: Array
+    predict_ns: float
     copies: int
     copy_bytes: int
     enough_units: bool
@@ -73,7 +74,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Standing:
-    """A strategy against the winner on one trace, held-out part and cost model, all capacities together."""
+    """A strategy against the winner on one trace, held-out part and cost model, all capacities together.
+
+    change   of time per token, predicting included, with its interval
+    """
 
     strategy: str
     kind: str
@@ -85,6 +89,7 @@ class Standing:
     change: float
     high: float
     hit_change: float
+    predicting: float  # time of predicting by the winner's time
     known: bool
 
     @property
@@ -107,13 +112,14 @@ def standings(cells: Sequence[Cell], winner: str, *, seed: int) -> list[Standing
         if strategy == winner:
             continue
         draws = Bootstrap(len(own[0].tokens), enough=own[0].enough_units, seed=seed)
-        time, base_time = sum(c.time_ns for c in own), sum(c.time_ns for c in base)
+        time, base_time = sum(c.time_ns + c.predict_ns * c.tokens for c in own), sum(c.time_ns for c in base)
+        predicting = sum(float(c.predict_ns * c.tokens.sum()) for c in own) / float(np.sum(base_time))
         interval = draws.relative(np.asarray(time), np.asarray(base_time))
         hits = np.mean([a.hit_rate - b.hit_rate for a, b in zip(own, base, strict=True)])
         found.append(
             Standing(
                 *(strategy, own[0].kind, own[0].trace, split, own[0].held_out, cost),
-                *(interval.low, interval.value, interval.high, float(hits), interval.known),
+                *(interval.low, interval.value, interval.high, float(hits), predicting, interval.known),
             )
         )
     return found
@@ -156,8 +162,19 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
         deciding = [one for one in own if one.held_out in _MUST]
         changes = [one.change for one in deciding] or [one.change for one in own]
         counts = (sum(one.faster for one in deciding), sum(one.slower for one in deciding), len(deciding))
-        rows.append([strategy, cost, *counts, 100 * min(changes), 100 * max(changes), judged])
-    header = ["strategy", "cost", "faster", "slower", "of", "best time %", "worst time %", "verdict"]
+        spent = 100 * max(one.predicting for one in own)
+        rows.append([strategy, cost, *counts, 100 * min(changes), 100 * max(changes), spent, judged])
+    header = [
+        "strategy",
+        "cost",
+        "faster",
+        "slower",
+        "of",
+        "best time %",
+        "worst time %",
+        "of it predicting",
+        "verdict",
+    ]
     findings.table("verdicts", header, rows)
     chosen = [f"{row[0]} for {row[1]}" for row in rows if row[-1] == "chosen"]
     findings.say(f"Chosen: {', '.join(chosen)}." if chosen else f"No strategy is chosen: {winner} stays.")
@@ -171,11 +188,14 @@ def _standings(findings: Findings, found: Sequence[Standing]) -> None:
         [
             *(one.split, one.cost, one.strategy, 100 * one.change),
             *((100 * one.low, 100 * one.high) if one.known else (None, None)),
+            100 * one.predicting,
             100 * one.hit_change,
         ]
         for one in found
     ]
-    findings.table("standings", ["held out", "cost", "strategy", "time %", "low", "high", "hit rate, points"], rows)
+    findings.table(
+        "standings", ["held out", "cost", "strategy", "time %", "low", "high", "predicting %", "hit rate, points"], rows
+    )
 
 
 def _points(findings: Findings, cells: Sequence[Cell]) -> None:
@@ -187,7 +207,7 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
     )
     rows = [
         [
-            *(c.split, c.cost, c.percent, c.strategy, c.hit_rate, c.us_per_token),
+            *(c.split, c.cost, c.percent, c.strategy, c.hit_rate, c.us_per_token, c.predict_ns / 1e3),
             *(c.copy_bytes / c.tokens.sum() / 2**20, c.copies / c.tokens.sum()),
             *(_share(c.late, c.copies - (c.prefetches or 0)), _rate(c.prefetches, c.tokens.sum())),
             *(_share(c.in_time, c.asked), _share(c.asked, c.prefetches), _share(c.used, c.prefetches)),
@@ -204,6 +224,8 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
             "strategy",
             "hit rate",
             "us per token",
+            "predicting us",
+            "predicting us",
             "MiB per token",
             "copies per token",
         ),

@@ -66,3 +66,7 @@ class ActivationMatch:
 
     def n_bytes(self) -> int:
         return int(self._rates.nbytes + self._directions.nbytes + self._share.nbytes)
+
+    def bytes_per_token(self, k: int) -> int:
+        del k
+        return int(self._directions.nbytes + min(self._nearest, len(self._rates)) * self._share.nbytes)

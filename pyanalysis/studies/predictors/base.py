@@ -38,6 +38,9 @@ class Predictor(Protocol):
     def n_bytes(self) -> int:
         """Size of what was learnt."""
 
+    def bytes_per_token(self, k: int) -> int:
+        """Bytes of what was learnt that predicting all layers of one token reads, with top-k routing."""
+
 
 class MultiStep(Predictor, Protocol):
     """A predictor that also sees further ahead than the next token."""

@@ -38,6 +38,10 @@ class Popularity:
     def n_bytes(self) -> int:
         return int(self._share.nbytes)
 
+    def bytes_per_token(self, k: int) -> int:
+        del k
+        return int(self._share.nbytes)
+
 
 class LastToken:
     """The experts of the token before, with the share of them that a layer uses again; the rest by popularity."""
@@ -63,6 +67,10 @@ class LastToken:
 
     def n_bytes(self) -> int:
         return int(self._share.nbytes + self._again.nbytes)
+
+    def bytes_per_token(self, k: int) -> int:
+        del k
+        return self.n_bytes()
 
 
 class _Transition:
@@ -95,7 +103,10 @@ class _Transition:
         return scores
 
     def n_bytes(self) -> int:
-        return self._share.nbytes + sum(table.nbytes for table in self._given.values())
+        return int(self._share.nbytes + sum(table.nbytes for table in self._given.values()))
+
+    def bytes_per_token(self, k: int) -> int:
+        return int(k * self._share.nbytes)  # k rows of E of each layer's table
 
 
 class InterLayer(_Transition):
@@ -163,4 +174,7 @@ class Combined:
         return np.minimum(product, 1, out=product)
 
     def n_bytes(self) -> int:
-        return self._layer.n_bytes() + self._token.n_bytes() + self._share.nbytes
+        return int(self._layer.n_bytes() + self._token.n_bytes() + self._share.nbytes)
+
+    def bytes_per_token(self, k: int) -> int:
+        return int((2 * k + 1) * self._share.nbytes)

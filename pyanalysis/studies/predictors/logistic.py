@@ -87,3 +87,6 @@ class Logistic:
 
     def n_bytes(self) -> int:
         return int(self._bias.nbytes) + sum(w.nbytes for w in self._weights)
+
+    def bytes_per_token(self, k: int) -> int:
+        return int(self._bias.nbytes) + sum(int(2 * k * w.shape[1] * w.itemsize) for w in self._weights)

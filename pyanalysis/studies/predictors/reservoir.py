@@ -157,6 +157,11 @@ class Reservoir:
         arrays = (self._into, self._recurrent, self._leak, self._readout, self._share, self._mean)
         return sum(array.nbytes for array in arrays)
 
+    def bytes_per_token(self, k: int) -> int:
+        """Read-out and recurrent weights; of the input weights the rows of k experts a layer."""
+        rows = k * self._share.shape[0] * self._n_units * self._into.itemsize
+        return int(self._readout.nbytes + self._recurrent.nbytes + rows)
+
 
 def _ridge(gram: Array, cross: Array, strength: float) -> Array:
     """The constant, last, is not shrunk."""

@@ -53,7 +53,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is replayed. Fields as in core/strategies/strategy-simulator.h; `ranking` is its scorer."""
+    """What is replayed. Fields as in core/strategies/strategy-simulator.h; `ranking` is its scorer.
+
+    predict_bytes   what predicting for one token reads: the replay does not count its time, the verdict does
+    """
 
     ranking: str = "decayed-lfu"
     half_life_tokens: float = 64.0
@@ -63,6 +66,7 @@ class Plan:
     least_confidence: float = 0.0
     only_better: bool = False
     victim_agreement: bool = False
+    predict_bytes: int = 0
     scores: Scores | None = field(default=None, compare=False)
     forecast: Forecast | None = field(default=None, compare=False)
 
@@ -109,6 +113,10 @@ class Context:
             self._fitted[name] = PREDICTORS[name](self.seed)
             self._fitted[name].fit(self.fit_on, self.fit)
         return self._fitted[name]
+
+    def predict_bytes(self, name: str, steps: int = 1) -> int:
+        """What a fitted predictor reads for one token, each step further ahead the same again."""
+        return steps * self.fitted(name).bytes_per_token(self.routing.ids.shape[2])
 
     @property
     def n_events(self) -> int:

@@ -23,14 +23,27 @@ if TYPE_CHECKING:
 SURE = (0.0, 0.4, 0.7)  # least confidences to choose from on the selection part; 0 is as published
 ORDERS = ("arrival", "deadline", "distance", "gain", "scheduling")
 RANKINGS = ("lru", "cumulative-lfu", "decayed-lfu")
+NODE_BYTES = (
+    40 * 5 * 16
+)  # next-use, per expert: 40 trees of 31 leaves, some 5 nodes of 16 bytes from the root to a leaf
 
 
 def _prefetch(predictor: str, when: str, order: str, base: str = "decayed-lfu") -> Make:
-    return lambda context, _: Plan(base, order=order, forecast=forecast_of(context, predictor, when))
+    def make(context: Context, slots: tuple[int, ...]) -> Plan:
+        del slots
+        forecast = forecast_of(context, predictor, when)
+        return Plan(base, order=order, forecast=forecast, predict_bytes=context.predict_bytes(predictor))
+
+    return make
 
 
 def _retention(predictor: str) -> Make:
-    return lambda context, _: Plan("scores", scores=ranking.retention(context, predictor))
+    def make(context: Context, slots: tuple[int, ...]) -> Plan:
+        del slots
+        spent = context.predict_bytes(predictor, ranking.STEPS)
+        return Plan("scores", scores=ranking.retention(context, predictor), predict_bytes=spent)
+
+    return make
 
 
 def _seqmoe(predictor: str) -> Make:
@@ -41,17 +54,31 @@ def _seqmoe(predictor: str) -> Make:
         least_lead=2,
         scores=ranking.retention(context, predictor),
         forecast=forecast_of(context, predictor, "token"),
+        predict_bytes=context.predict_bytes(predictor, ranking.STEPS),
     )
 
 
 def _hybrimoe(context: Context, slots: tuple[int, ...]) -> Plan:
     del slots
     forecast = forecast_of(context, "logistic", "layer")
-    return Plan("scores", order="gain", scores=ranking.router_weights(context), forecast=forecast)
+    scores = ranking.router_weights(context)
+    spent = context.predict_bytes("logistic")
+    return Plan("scores", order="gain", scores=scores, forecast=forecast, predict_bytes=spent)
 
 
 def _first(predictor: str) -> Make:
-    return lambda context, _: Plan("scores", scores=ranking.first_predicted(context, predictor))
+    def make(context: Context, slots: tuple[int, ...]) -> Plan:
+        del slots
+        spent = context.predict_bytes(predictor, ranking.STEPS)
+        return Plan("scores", scores=ranking.first_predicted(context, predictor), predict_bytes=spent)
+
+    return make
+
+
+def _next_use(context: Context, slots: tuple[int, ...]) -> Plan:
+    del slots
+    spent = NODE_BYTES * len(context.routing.layers) * context.routing.most_experts
+    return Plan("scores", scores=ranking.next_use(context), predict_bytes=spent)
 
 
 STRATEGIES: tuple[Strategy, ...] = (
@@ -107,7 +134,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy(
         "next-use",
         "gradient-boosted prediction of the next use ranks the cache",
-        lambda context, _: Plan("scores", scores=ranking.next_use(context)),
+        _next_use,
     ),
     Strategy(
         "prefill-hot", "the prompt's most used experts, fixed for the decode", placement.prefill_hot, by_capacity=True

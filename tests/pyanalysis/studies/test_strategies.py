@@ -262,7 +262,7 @@ def test_combinations():
 def standing(trace, held_out, low, high, hits=0.01) -> Standing:
     middle = (low + high) / 2
     return Standing(
-        "s", "strategy", trace, f"{trace} {held_out}", held_out, "h200", low, middle, high, hits, known=True
+        "s", "strategy", trace, f"{trace} {held_out}", held_out, "h200", low, middle, high, hits, 0.0, known=True
     )
 
 
@@ -274,6 +274,16 @@ def test_chosen_is_what_is_faster_everywhere():
     # a workload that loses is shown, it does not decide; without held-out requests nothing is chosen
     assert verdict([*good, standing("b", "workload", 0.1, 0.2)]) == "chosen"
     assert verdict([good[0], good[2]]).startswith("rejected")
+
+
+def test_predicting_costs_what_it_reads():
+    # the h200 model's CPU reads an expert of 1,904,640 bytes in 25,239 ns
+    assert strategies.predict_ns(1_904_640 // 2, H200) == pytest.approx(25_239 / 2)
+    context = context_of(made_trace())
+    # inter-layer: 2 rows of 7 experts in 3 layers, float32; 8 steps of cross-token: 8 times that
+    assert parse("inter-layer-prefetch").make(context, (6,)).predict_bytes == 2 * 7 * 3 * 4
+    assert parse("retention-cross-token").make(context, (6,)).predict_bytes == 8 * 2 * 7 * 3 * 4
+    assert parse("prompt-conditioned").make(context, (6,)).predict_bytes == 0
 
 
 def test_more_hits_and_more_time_are_rejected():
