@@ -44,6 +44,8 @@ class Findings:
         """Numbers are shown to four digits behind the point; the CSV has them in full. `name` must be new."""
         if any(isinstance(block, Shown) and block.table.name == name for block in self.blocks):
             raise ValueError(f"table {name} is there already")
+        if any(len(row) != len(header) for row in rows):
+            raise ValueError(f"table {name} has rows that are not as long as its header")
         self.blocks.append(Shown(Table(name, list(header), [list(row) for row in rows]), caption))
 
     def draw(self, svg: str) -> None:

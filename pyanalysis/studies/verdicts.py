@@ -225,7 +225,6 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
             "hit rate",
             "us per token",
             "predicting us",
-            "predicting us",
             "MiB per token",
             "copies per token",
         ),
