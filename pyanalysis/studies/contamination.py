@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyanalysis.decide.parts import only_events
+from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.findings import Findings
 
@@ -52,6 +53,9 @@ def run(request: Request) -> Findings:
         kept = only_events(trace, first[number])
         rates += _rates(name, trace, kept, request)
     findings.heading("Shared beginnings")
+    longest_first = {name: np.sort(findings.arrays[f"longest/{name}"])[::-1] for name, _ in request.traces}
+    curves = {name: list(enumerate(values.astype(float), 1)) for name, values in longest_first.items()}
+    findings.draw(lines(curves, "request, by falling length", "longest shared beginning (tokens)", marker=""))
     header = ["trace", "requests", "longest, tokens", "requests sharing", "groups", "share of tokens", "across halves"]
     findings.table("beginnings", header, rows)
     findings.heading("Hit rates with one request of each group")

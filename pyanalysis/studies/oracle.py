@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyanalysis.decide.replays import Replayer
+from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, simulate
 from pyanalysis.studies.findings import Findings
 from pyanalysis.studies.replays import token_of_event
@@ -43,6 +44,15 @@ def run(request: Request) -> Findings:
         for split in splits_of(routing):
             request.progress(f"oracle-gap: {split.name}")
             gap_rows += _rows(trace, routing, split, request)
+    for split_name in dict.fromkeys(row[0] for row in gap_rows):
+        own = [row for row in gap_rows if row[0] == split_name]
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for _, percent, policy, rate, forced, best, *_ in own:
+            curves.setdefault(policy, []).append((percent, 100 * rate))
+            if policy == "lru":
+                curves.setdefault("belady-forced", []).append((percent, 100 * forced))
+                curves.setdefault("belady", []).append((percent, 100 * best))
+        findings.draw(lines(curves, f"slots (% of the experts), {split_name}", "hit rate (%)"))
     header = [
         "held out",
         "capacity %",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.findings import Findings
 from pyanalysis.studies.routing import Routing
@@ -45,6 +46,13 @@ def run(request: Request) -> Findings:
                 for policy in POLICIES[:-1]:
                     rate = rates[policy, capacity]
                     rows.append([name, percent, policy, order, rate, best, *gaps(rate, best)])
+    for name, _ in request.traces:
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for trace_name, percent, policy, order, rate, best, *_ in rows:
+            if trace_name == name and policy == "lru":
+                curves.setdefault(f"lru, {order}", []).append((percent, 100 * rate))
+                curves.setdefault(f"optimum, {order}", []).append((percent, 100 * best))
+        findings.draw(lines(curves, f"slots of {name} (% of the experts)", "hit rate (%)"))
     findings.table(
         "permutation", ["trace", "capacity %", "policy", "order", "hit rate", "optimum", "gap", "of optimum"], rows
     )

@@ -43,7 +43,7 @@ def bars(groups: Mapping[str, Sequence[float]], ticks: Sequence[str], x_label: s
         for place, (name, values) in enumerate(groups.items()):
             axes.bar([i - 0.4 + (place + 0.5) * width for i in range(len(values))], values, width, label=name)
         step = -(-len(ticks) // _MOST_TICKS)
-        axes.set_xticks(range(0, len(ticks), step), list(ticks)[::step])
+        axes.set_xticks(range(0, len(ticks), step), list(ticks)[::step], rotation=30, ha="right")
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.legend(fontsize=8)

@@ -10,6 +10,7 @@ import numpy as np
 from pyanalysis.report.plots import lines
 from pyanalysis.studies.estimators.recall import found_in_best
 from pyanalysis.studies.findings import Findings
+from pyanalysis.studies.plots import bars
 from pyanalysis.studies.predictors.base import chunks
 from pyanalysis.studies.predictors.table import PREDICTORS, chosen
 from pyanalysis.studies.routing import Routing
@@ -55,6 +56,9 @@ def run(request: Request) -> Findings:
     findings.heading("Recall")
     header = ["held out", "predictor", "before", "k", "k+3", "2k", "fit s", "us per token", "KiB", "KiB read"]
     findings.table("recall", header, rows)
+    by_split = list(dict.fromkeys(row[0] for row in rows))
+    found = {split_name: [100 * row[4] for row in rows if row[0] == split_name] for split_name in by_split}
+    findings.draw(bars(found, names, "predictor", "recall of the top k+3 (%)"))
     if steps:
         findings.heading("Recall of the top k+3, j tokens ahead")
         findings.say(

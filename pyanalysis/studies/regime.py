@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream
 from pyanalysis.simulation.capacity import slots_of
 from pyanalysis.studies.findings import Findings
@@ -61,6 +62,8 @@ def run(request: Request) -> Findings:
             )
         findings.arrays[f"union_of_layers/{name}"] = by_layer
         findings.arrays[f"experts/{name}"] = n_experts
+    curves = {name: [(row[1], row[3]) for row in ratios if row[0] == name] for name, _ in request.traces}
+    findings.draw(lines(curves, "slots of a layer (% of its experts)", "union of a step over the slots, mean"))
     header = ["trace", "step", "steps", "experts of a layer", "95 %", "most", "experts of all layers"]
     findings.table("unions", header, unions)
     header = [

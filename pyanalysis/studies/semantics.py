@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.findings import Findings
 
@@ -43,6 +44,12 @@ def run(request: Request) -> Findings:
         findings.heading(name)
         header = ["tokens", "capacity %", "policy", "event-atomic", "per access", "change"]
         findings.table(f"semantics_{len(findings.blocks)}", header, rows)
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for tokens, percent, policy, atomic, access, _ in rows:
+            if policy in ("lru", "cumulative-lfu"):
+                curves.setdefault(f"{policy}, {tokens}, event-atomic", []).append((percent, 100 * atomic))
+                curves.setdefault(f"{policy}, {tokens}, per access", []).append((percent, 100 * access))
+        findings.draw(lines(curves, "slots (% of the experts)", "hit rate (%)"))
     return findings
 
 

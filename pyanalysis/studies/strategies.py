@@ -223,6 +223,7 @@ def _cell(
         accesses=sums.accesses,
         tokens=sums.tokens,
         predict_ns=spent,
+        cpu_miss_ns=cost.cpu_miss_ns,
         copies=sums.copies,
         copy_bytes=sums.copies * (cost.expert_bytes or 0),
         enough_units=part.has_intervals,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyanalysis.decide.intervals import Bootstrap
+from pyanalysis.report.plots import lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +53,7 @@ class Cell:
     accesses: Array
     tokens: Array
     predict_ns: float
+    cpu_miss_ns: float  # of the cost model
     copies: int
     copy_bytes: int
     enough_units: bool
@@ -90,6 +92,7 @@ class Standing:
     high: float
     hit_change: float
     predicting: float  # time of predicting by the winner's time
+    with_copies: float  # the change if every copy cost the CPU as much as a miss
     known: bool
 
     @property
@@ -115,11 +118,23 @@ def standings(cells: Sequence[Cell], winner: str, *, seed: int) -> list[Standing
         time, base_time = sum(c.time_ns + c.predict_ns * c.tokens for c in own), sum(c.time_ns for c in base)
         predicting = sum(float(c.predict_ns * c.tokens.sum()) for c in own) / float(np.sum(base_time))
         interval = draws.relative(np.asarray(time), np.asarray(base_time))
+        spent, base_spent = (
+            float(np.sum(total)) + sum(c.copies * c.cpu_miss_ns for c in group)
+            for total, group in ((time, own), (base_time, base))
+        )
         hits = np.mean([a.hit_rate - b.hit_rate for a, b in zip(own, base, strict=True)])
         found.append(
             Standing(
                 *(strategy, own[0].kind, own[0].trace, split, own[0].held_out, cost),
-                *(interval.low, interval.value, interval.high, float(hits), predicting, interval.known),
+                *(
+                    interval.low,
+                    interval.value,
+                    interval.high,
+                    float(hits),
+                    predicting,
+                    spent / base_spent - 1,
+                    interval.known,
+                ),
             )
         )
     return found
@@ -149,7 +164,9 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
     findings.heading("Verdicts")
     findings.say(
         f"Faster or slower: more than {MARGIN:.0%} of time per token, all capacities together, the whole interval. "
-        "Chosen for a cost model: faster on every trace, on held-out tokens and on held-out requests."
+        "Chosen for a cost model: faster on every trace, on held-out tokens and on held-out requests. Copies read the "
+        "CPU's memory, which no cost model counts: 'if copies cost' is the worst change of time if each cost the CPU as "
+        "much as a miss, as in the decision report."
     )
     rows: list[list[Any]] = []
     names = dict.fromkeys([*strategies, *(one.strategy for one in found)])
@@ -163,7 +180,8 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
         changes = [one.change for one in deciding] or [one.change for one in own]
         counts = (sum(one.faster for one in deciding), sum(one.slower for one in deciding), len(deciding))
         spent = 100 * max(one.predicting for one in own)
-        rows.append([strategy, cost, *counts, 100 * min(changes), 100 * max(changes), spent, judged])
+        copied = 100 * max(one.with_copies for one in deciding or own)
+        rows.append([strategy, cost, *counts, 100 * min(changes), 100 * max(changes), spent, copied, judged])
     header = [
         "strategy",
         "cost",
@@ -173,12 +191,14 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
         "best time %",
         "worst time %",
         "of it predicting",
+        "if copies cost",
         "verdict",
     ]
     findings.table("verdicts", header, rows)
     chosen = [f"{row[0]} for {row[1]}" for row in rows if row[-1] == "chosen"]
     findings.say(f"Chosen: {', '.join(chosen)}." if chosen else f"No strategy is chosen: {winner} stays.")
     _standings(findings, found)
+    _drawings(findings, cells)
     _points(findings, cells)
 
 
@@ -189,13 +209,41 @@ def _standings(findings: Findings, found: Sequence[Standing]) -> None:
             *(one.split, one.cost, one.strategy, 100 * one.change),
             *((100 * one.low, 100 * one.high) if one.known else (None, None)),
             100 * one.predicting,
+            100 * one.with_copies,
             100 * one.hit_change,
         ]
         for one in found
     ]
     findings.table(
-        "standings", ["held out", "cost", "strategy", "time %", "low", "high", "predicting %", "hit rate, points"], rows
+        "standings",
+        [
+            "held out",
+            "cost",
+            "strategy",
+            "time %",
+            "low",
+            "high",
+            "predicting %",
+            "if copies cost %",
+            "hit rate, points",
+        ],
+        rows,
     )
+
+
+def _drawings(findings: Findings, cells: Sequence[Cell]) -> None:
+    """Time per token against capacity, and the times by unit as arrays [capacities, units]."""
+    findings.heading("Time per token against capacity, predicting included")
+    for split, cost in dict.fromkeys((cell.split, cell.cost) for cell in cells):
+        own = [cell for cell in cells if (cell.split, cell.cost) == (split, cost)]
+        curves: dict[str, list[tuple[float, float]]] = {}
+        times: dict[str, list[Array]] = {}
+        for cell in own:
+            curves.setdefault(cell.strategy, []).append((cell.percent, cell.us_per_token + cell.predict_ns / 1e3))
+            times.setdefault(cell.strategy, []).append(cell.time_ns)
+        findings.heading(f"{split}, {cost}", 3)
+        findings.draw(lines(curves, "slots (% of the experts)", "time per token (us)"))
+        findings.arrays |= {f"time_ns/{split}/{cost}/{name}": np.stack(values) for name, values in times.items()}
 
 
 def _points(findings: Findings, cells: Sequence[Cell]) -> None:

@@ -56,6 +56,7 @@ def test_a_study_prints_and_writes_its_report(name, short, tmp_path):
     assert done.stdout.startswith(f"# moecache study {name}")
     page = (report / "index.html").read_text()
     assert page.count("<table>") >= 1
+    assert page.count("<svg") >= 1
     facts = json.loads((report / "study.json").read_text())
     assert facts["study"] == name
     assert facts["seconds"] > 0
@@ -124,6 +125,15 @@ def test_what_cannot_work_is_one_message(arguments, message):
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert message in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra_the_message_names_it():
+    code = "import sys; sys.modules['scipy'] = None; from pyanalysis.cli import main; main()"
+    command = [sys.executable, "-c", code, "study", "prediction", str(TRACE)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "pip install 'ggml-moecache[study]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -262,7 +262,19 @@ def test_combinations():
 def standing(trace, held_out, low, high, hits=0.01) -> Standing:
     middle = (low + high) / 2
     return Standing(
-        "s", "strategy", trace, f"{trace} {held_out}", held_out, "h200", low, middle, high, hits, 0.0, known=True
+        "s",
+        "strategy",
+        trace,
+        f"{trace} {held_out}",
+        held_out,
+        "h200",
+        low,
+        middle,
+        high,
+        hits,
+        0.0,
+        middle,
+        known=True,
     )
 
 
