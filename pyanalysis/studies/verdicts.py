@@ -125,16 +125,19 @@ def standings(cells: Sequence[Cell], winner: str, *, seed: int) -> list[Standing
         hits = np.mean([a.hit_rate - b.hit_rate for a, b in zip(own, base, strict=True)])
         found.append(
             Standing(
-                *(strategy, own[0].kind, own[0].trace, split, own[0].held_out, cost),
-                *(
-                    interval.low,
-                    interval.value,
-                    interval.high,
-                    float(hits),
-                    predicting,
-                    spent / base_spent - 1,
-                    interval.known,
-                ),
+                strategy=strategy,
+                kind=own[0].kind,
+                trace=own[0].trace,
+                split=split,
+                held_out=own[0].held_out,
+                cost=cost,
+                low=interval.low,
+                change=interval.value,
+                high=interval.high,
+                hit_change=float(hits),
+                predicting=predicting,
+                with_copies=spent / base_spent - 1,
+                known=interval.known,
             )
         )
     return found
@@ -165,8 +168,8 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
     findings.say(
         f"Faster or slower: more than {MARGIN:.0%} of time per token, all capacities together, the whole interval. "
         "Chosen for a cost model: faster on every trace, on held-out tokens and on held-out requests. Copies read the "
-        "CPU's memory, which no cost model counts: 'if copies cost' is the worst change of time if each cost the CPU as "
-        "much as a miss, as in the decision report."
+        "CPU's memory, which no cost model counts: 'if copies cost' is the worst change of time if each cost the CPU "
+        "as much as a miss, as in the decision report."
     )
     rows: list[list[Any]] = []
     names = dict.fromkeys([*strategies, *(one.strategy for one in found)])

@@ -18,7 +18,7 @@ from pyanalysis.studies.strategy.base import Context, Forecast, NotApplicableErr
 from pyanalysis.studies.strategy.prefetching import forecast_of
 from pyanalysis.studies.strategy.replayed import replay_plan, replay_plan_at_once
 from pyanalysis.studies.strategy.table import STRATEGIES, parse
-from pyanalysis.studies.verdicts import Standing, verdict
+from pyanalysis.studies.verdicts import Cell, Standing, standings, verdict
 from tests.pyanalysis.simulation.small import small_trace
 
 H200 = costs.load("h200")
@@ -276,6 +276,29 @@ def standing(trace, held_out, low, high, hits=0.01) -> Standing:
         middle,
         known=True,
     )
+
+
+def cell(strategy, time_ns, copies, predict_ns=0.0, hits=(5, 5)) -> Cell:
+    """Two units of ten tokens, ten experts asked for in each."""
+    ten = np.array([10, 10])
+    return Cell(
+        *("a", "a, held-out tokens", "tokens", "made", 10.0, strategy, "strategy", 0.0),
+        *(np.array(time_ns, dtype=float), np.array(hits), ten, ten, predict_ns, 100.0, copies, 0),
+        enough_units=True,
+        late=0,
+    )
+
+
+def test_a_standing_by_hand():
+    cells = [cell("base", [1000, 1000], 10), cell("other", [700, 900], 14, predict_ns=5.0, hits=(8, 6))]
+    [found] = standings(cells, "base", seed=0)
+    # 1,600 ns and 5 for each of 20 tokens against 2,000
+    assert found.change == pytest.approx(1700 / 2000 - 1)
+    assert found.predicting == pytest.approx(100 / 2000)
+    assert found.with_copies == pytest.approx((1700 + 1400) / (2000 + 1000) - 1)
+    assert found.hit_change == pytest.approx(0.2)
+    assert found.low <= found.change <= found.high
+    assert (found.low, found.high) == (pytest.approx(-0.25), pytest.approx(-0.05))  # one of the two units throughout
 
 
 def test_chosen_is_what_is_faster_everywhere():
