@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +14,14 @@ from pyanalysis.studies import registry
 
 ROOT = Path(__file__).parents[3]
 TRACE = ROOT / "traces" / "tiny-long.parquet"
-TOKENS = 1300  # 900 of them a prompt: studies need a second request only for held-out requests, which is noted
 
 
 def study(*arguments) -> subprocess.CompletedProcess:
     code = "from pyanalysis.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "study", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    # One thread: libraries that spin on both CPUs while other tests run make seconds minutes.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, "study", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
 
 
 @pytest.fixture(scope="module")
