@@ -143,17 +143,17 @@ def standings(cells: Sequence[Cell], winner: str, *, seed: int) -> list[Standing
     return found
 
 
-def verdict(own: Sequence[Standing]) -> str:
-    """Of one strategy with one cost model, by the rule above."""
+def verdict(own: Sequence[Standing], traces: Sequence[str]) -> str:
+    """Of one strategy with one cost model, by the rule above; `traces`: all that were studied."""
     deciding = [one for one in own if one.held_out in _MUST]
     voting = [one for one in deciding if one.known]
     if not voting:
         return "undecided: too few units for intervals"
-    both = {"tokens", "requests"} <= {one.held_out for one in voting}
-    if all(one.faster for one in voting) and both:
+    gains = [
+        trace for trace in traces if {one.held_out for one in voting if one.trace == trace and one.faster} == set(_MUST)
+    ]
+    if len(gains) == len(traces):
         return "chosen"
-    traces = list(dict.fromkeys(one.trace for one in voting))
-    gains = [t for t in traces if all(one.faster for one in voting if one.trace == t)]
     if any(one.hit_change > 0 and one.change > 0 for one in voting) and not gains:
         return "rejected: more hits, more time" if all(one.change > 0 for one in voting) else "rejected"
     if gains:
@@ -172,13 +172,14 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
         "as much as a miss, as in the decision report."
     )
     rows: list[list[Any]] = []
+    traces = list(dict.fromkeys(cell.trace for cell in cells))
     names = dict.fromkeys([*strategies, *(one.strategy for one in found)])
     for strategy, cost in itertools.product(names, dict.fromkeys(one.cost for one in found)):
         own = [one for one in found if (one.strategy, one.cost) == (strategy, cost)]
         if not own:
             continue
         fixed = {"bound": "sees the future", "policy": "a policy"}
-        judged = verdict(own) if own[0].kind == "strategy" else fixed[own[0].kind]
+        judged = verdict(own, traces) if own[0].kind == "strategy" else fixed[own[0].kind]
         deciding = [one for one in own if one.held_out in _MUST]
         changes = [one.change for one in deciding] or [one.change for one in own]
         counts = (sum(one.faster for one in deciding), sum(one.slower for one in deciding), len(deciding))

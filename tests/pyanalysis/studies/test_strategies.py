@@ -303,12 +303,28 @@ def test_a_standing_by_hand():
 
 def test_chosen_is_what_is_faster_everywhere():
     good = [standing(t, h, -0.08, -0.03) for t in ("a", "b") for h in ("tokens", "requests")]
-    assert verdict(good) == "chosen"
-    assert verdict([*good[:3], standing("b", "requests", -0.05, -0.01)]) == "rejected: faster on a only"
-    assert verdict([*good[:2], *(standing("b", h, 0.01, 0.03) for h in ("tokens", "requests"))]).endswith("on a only")
+    both = ["a", "b"]
+    assert verdict(good, both) == "chosen"
+    assert verdict([*good[:3], standing("b", "requests", -0.05, -0.01)], both) == "rejected: faster on a only"
+    slower = [standing("b", h, 0.01, 0.03) for h in ("tokens", "requests")]
+    assert verdict([*good[:2], *slower], both) == "rejected: faster on a only"
     # a workload that loses is shown, it does not decide; without held-out requests nothing is chosen
-    assert verdict([*good, standing("b", "workload", 0.1, 0.2)]) == "chosen"
-    assert verdict([good[0], good[2]]).startswith("rejected")
+    assert verdict([*good, standing("b", "workload", 0.1, 0.2)], both) == "chosen"
+    assert verdict([good[0], good[2]], both) == "rejected"
+
+
+def test_what_could_not_be_replayed_on_a_trace_is_not_chosen():
+    good = [standing("a", h, -0.08, -0.03) for h in ("tokens", "requests")]
+    assert verdict(good, ["a"]) == "chosen"
+    assert verdict(good, ["a", "b"]) == "rejected: faster on a only"
+    assert verdict([*good, replace(good[0], trace="b", known=False)], ["a", "b"]) == "rejected: faster on a only"
+
+
+def test_more_hits_and_more_time_are_rejected():
+    slow = [standing("a", h, 0.01, 0.03, hits=0.05) for h in ("tokens", "requests")]
+    assert verdict(slow, ["a"]) == "rejected: more hits, more time"
+    unknown = [replace(one, known=False) for one in slow]
+    assert verdict(unknown, ["a"]).startswith("undecided")
 
 
 def test_predicting_costs_what_it_reads():
@@ -319,10 +335,3 @@ def test_predicting_costs_what_it_reads():
     assert parse("inter-layer-prefetch").make(context, (6,)).predict_bytes == 2 * 7 * 3 * 4
     assert parse("retention-cross-token").make(context, (6,)).predict_bytes == 8 * 2 * 7 * 3 * 4
     assert parse("prompt-conditioned").make(context, (6,)).predict_bytes == 0
-
-
-def test_more_hits_and_more_time_are_rejected():
-    slow = [standing("a", h, 0.01, 0.03, hits=0.05) for h in ("tokens", "requests")]
-    assert verdict(slow) == "rejected: more hits, more time"
-    unknown = [replace(one, known=False) for one in slow]
-    assert verdict(unknown).startswith("undecided")
