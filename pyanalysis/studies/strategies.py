@@ -208,7 +208,7 @@ def _cell(
     strategy, cost, percent = job
     replayer = bench.replayers[cost.name]
     sums = replayer.sums(outcome.replayed, part)
-    first, last = int(part.events[0]), int(part.events[-1])
+    counts = outcome.counts(part.events)
     return Cell(
         trace=bench.name,
         split=split.name,
@@ -224,10 +224,9 @@ def _cell(
         tokens=sums.tokens,
         predict_ns=spent,
         cpu_miss_ns=cost.cpu_miss_ns,
-        copies=sums.copies,
-        copy_bytes=sums.copies * (cost.expert_bytes or 0),
+        copy_bytes=counts["copies"] * (cost.expert_bytes or 0),
         enough_units=part.has_intervals,
-        **outcome.counts(first, last),
+        **counts,
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
 from pyanalysis.decide.replays import Replayed
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pyanalysis.cost import CostModel
     from pyanalysis.decide.replays import Replayer
     from pyanalysis.studies.strategy.base import Plan
@@ -26,16 +26,17 @@ class Outcome:
     replayed: Replayed
     detail: dict[str, Any] | None
 
-    def counts(self, first: int, last: int) -> dict[str, Any]:
-        """Of the copies that were begun between two events: fields of verdicts.Cell. None: there was none to judge."""
-        event, late = self.replayed.copied_event, self.replayed.late
-        inside = (event >= first) & (event <= last)
+    def counts(self, events: Array) -> dict[str, Any]:
+        """Of the copies that were begun at `events` (int64[n]): fields of verdicts.Cell."""
+        late = self.replayed.late
+        inside = np.isin(self.replayed.copied_event, events)
         if self.detail is None:
-            return {"late": int(late[inside].sum())}
+            return {"copies": int(inside.sum()), "late": int(late[inside].sum())}
         prefetch = inside & (self.detail["prefetch"] == 1)
         asked = prefetch & (self.detail["asked"] == 1)
         demand = inside & (self.detail["prefetch"] == 0)
         return {
+            "copies": int(inside.sum()),
             "late": int(late[demand].sum()),
             "prefetches": int(prefetch.sum()),
             "asked": int(asked.sum()),

@@ -208,10 +208,21 @@ def test_perfect_candidates_are_hits_where_the_link_is_fast_enough():
     # with fewer slots one that was there may make room for the other of the same event, so not all are hits
     fewer = replay_plan(replayer, plan, (12,), H200)
     for one in (outcome, fewer):
-        counts = one.counts(0, context.n_events)
+        counts = one.counts(np.arange(context.n_events))
         assert counts["in_time"] == counts["asked"] == counts["prefetches"] == counts["used"]
         assert counts["prefetches"] > 0
     assert fewer.replayed.hit.mean() > 0.9
+
+
+def test_copies_are_those_of_the_part_only():
+    """Held-out tokens lie between selected ones: what the others copied is not theirs."""
+    request = registry.Request((("made", made_trace()),), costs=(H200,))
+    replayer = strategies._bench("made", made_trace(), request).replayers["h200"]
+    outcome = replay_plan(replayer, Plan("lru"), (6,), H200)
+    event = outcome.replayed.copied_event
+    even, odd = (np.arange(start, N_TOKENS * N_LAYERS, 2) for start in (0, 1))
+    assert outcome.counts(even)["copies"] == (event % 2 == 0).sum()
+    assert outcome.counts(even)["copies"] + outcome.counts(odd)["copies"] == len(event)
 
 
 def test_arrays_that_do_not_fit_are_refused():
