@@ -34,7 +34,8 @@ class Cell:
 
     kind        "policy", "strategy", or "bound": it sees the future
     time_ns, hits, accesses, tokens   [u]; time_ns without predicting, which takes predict_ns a token
-    copies      begun at the part's own events (prompts are none of them), `late` of them: demand copies that were not complete at their layer's next token
+    copies      begun at the part's own events, of which prompts are none; `late` of them: demand copies that were not
+                complete at their layer's next token
     prefetches  of those copies; `asked`: the event of the deadline asked for the expert, `in_time` of these the copy
                 was complete; `used`: a hit before it was evicted. None: no prefetching
     delayed     demand copies that waited for a prefetch, `made_late` by it
