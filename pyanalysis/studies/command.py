@@ -87,7 +87,7 @@ def run(given: argparse.Namespace) -> int:
     findings = work(_request(study, given))
     facts = {
         "study": study.name,
-        "command": "moecache " + " ".join(map(shlex.quote, sys.argv[1:])),
+        "command": _command(sys.argv[1:]),
         "seed": given.seed,
         "tokens": given.tokens if given.tokens is not None else study.default_tokens,
         "seconds": round(time.monotonic() - started, 1),
@@ -97,6 +97,11 @@ def run(given: argparse.Namespace) -> int:
     findings.say(f"{facts['seconds']} s, at most {facts['peak_memory_mib']:,} MiB, traces and imports included.")
     _output(findings, facts, given)
     return 0
+
+
+def _command(words: list[str]) -> str:
+    """As it was given; of an absolute path only the name, which is all that means anything elsewhere."""
+    return shlex.join(["moecache", *(Path(word).name if Path(word).is_absolute() else word for word in words)])
 
 
 def _output(findings: Findings, facts: dict[str, Any], given: argparse.Namespace) -> None:

@@ -56,6 +56,7 @@ def test_a_study_prints_and_writes_its_report(name, short, tmp_path):
     assert page.count("<svg") >= 1
     facts = json.loads((report / "study.json").read_text())
     assert facts["study"] == name
+    assert facts["command"] == f"moecache study {name} short.parquet --report report"
     assert facts["seconds"] > 0
     assert facts["peak_memory_mib"] > 10
     for table, rows in facts["tables"].items():
