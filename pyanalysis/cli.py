@@ -13,6 +13,7 @@ from pyanalysis.calibrate import command as calibrate
 from pyanalysis.decide import command as decide
 from pyanalysis.printing import discard_stdout, show, write
 from pyanalysis.record import command as record
+from pyanalysis.studies import command as study
 
 _RUN_HELP = """\
 usage: moecache run [-m MODEL] [-p PROMPT] [--capacity C [--policy P] [--per-layer]] [--state-in FILE | --warm TRACE]
@@ -65,6 +66,7 @@ examples:
   moecache record --workload long,heterogeneous
   moecache calibrate -m model.gguf -o my-machine.json
   moecache decide log --cost my-machine.json --report decision
+  moecache study frequency log --report frequency
 """
 
 
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     record.add_parser(commands)
     calibrate.add_parser(commands)
     decide.add_parser(commands)
+    study.add_parser(commands)
     return parser
 
 
@@ -162,6 +165,7 @@ def _dispatch(arguments: list[str]) -> int:
         "record": record.run,
         "calibrate": calibrate.run,
         "decide": decide.run,
+        "study": study.run,
     }
     if parsed.command in tools:
         return tools[parsed.command](parsed)

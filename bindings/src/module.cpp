@@ -7,6 +7,7 @@ namespace nb = nanobind;
 
 void bind_simulation(nb::module_ & m);
 void bind_states(nb::module_ & m);
+void bind_strategies(nb::module_ & m);
 void bind_tables(nb::module_ & m);
 
 NB_MODULE(_native, m) {
@@ -16,5 +17,6 @@ NB_MODULE(_native, m) {
     m.attr("default_policy") = moecache::default_policy;
     bind_simulation(m);
     bind_states(m);
+    bind_strategies(m);
     bind_tables(m);
 }

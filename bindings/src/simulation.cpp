@@ -3,17 +3,12 @@
 #include "core/capacity.h"
 #include "core/policies/table.h"
 #include "core/sim/sweep.h"
+#include "event-stream.h"
 
 #include <nanobind/stl/unique_ptr.h>
 
 namespace nb = nanobind;
 using namespace moecache;
-
-// The event stream together with the columns that its items are numbered by.
-struct bound_stream {
-    std::vector<column_info> columns;
-    event_stream             stream;
-};
 
 static std::unique_ptr<bound_stream> make_stream(const std::vector<column_tuple> & columns, input<int64_t> order,
                                                  input<int32_t> ids, input<int64_t> column, input<int64_t> token,

@@ -139,7 +139,7 @@ def _decide(given: argparse.Namespace, options: Options) -> Decision:
     from pyanalysis.traces import logs_in, read_trace  # noqa: PLC0415
 
     logs = [log for path in given.traces for log in logs_in(path)]
-    names = _names(logs)
+    names = names_of(logs)
     evidences = []
     for log, name in zip(logs, names, strict=True):
         trace = read_trace(log)
@@ -151,7 +151,7 @@ def _decide(given: argparse.Namespace, options: Options) -> Decision:
         return decision_of(evidences, options, seed=given.seed, progress=progress)
 
 
-def _names(logs: list[Path]) -> list[str]:
+def names_of(logs: list[Path]) -> list[str]:
     """A short name for each trace, all different: the file's, with as many of its folders as it takes."""
     for depth in range(1, max(len(log.resolve().parts) for log in logs) + 1):
         names = ["/".join(log.resolve().parts[-depth:]) for log in logs]

@@ -57,8 +57,11 @@ class Split:
 
 def first_tokens(trace: Trace, n_tokens: int) -> Trace:
     """The events of the first `n_tokens` tokens of a trace, in the order in which tokens first appear."""
-    number = _number_of_token(trace.tokens.of_event)[trace.tokens.of_event]
-    keep = number < n_tokens
+    return only_events(trace, _number_of_token(trace.tokens.of_event)[trace.tokens.of_event] < n_tokens)
+
+
+def only_events(trace: Trace, keep: Array) -> Trace:
+    """The events that `keep` bool[n] names, in their order."""
     names = ("request", "token", "layer", "family", "phase", "batch", "ids", "line")
     kept: dict[str, Any] = {name: getattr(trace, name)[keep] for name in names}
     for name in ("weights", "top1"):
@@ -87,6 +90,26 @@ def splits_of(trace: Trace, stream: EventStream) -> list[Split]:
 
     Raises ConfigError for a trace without decoded tokens, or in which no request has two.
     """
+    events, token, request = _decoded(trace, stream)
+    place, length = _place_in_request(request)
+    if length.max() < 2:  # noqa: PLR2004 - two halves
+        raise ConfigError(f"{stream.trace}: no request has two decoded tokens; there is nothing to hold out")
+    splits = []
+    n_requests = int(request.max()) + 1
+    if n_requests > 1:
+        splits.append(_split("requests", events, token, request, request < n_requests // 2))
+    splits.append(_split("tokens", events, token, request, place < length // 2))
+    return splits
+
+
+def whole(trace: Trace, stream: EventStream) -> Part:
+    """All decoded tokens: what is evaluated on when something was chosen on another trace. Raises as splits_of()."""
+    events, token, request = _decoded(trace, stream)
+    return _part(events, token, request, np.ones(len(request), dtype=bool))
+
+
+def _decoded(trace: Trace, stream: EventStream) -> tuple[Array, Array, Array]:
+    """(decode events, token of each, request of each token), tokens and requests numbered by first appearance."""
     events = np.flatnonzero(stream.native.decode())
     row = stream.native.row()[events]
     names, token = np.unique(trace.tokens.of_event[row], return_inverse=True)
@@ -100,15 +123,7 @@ def splits_of(trace: Trace, stream: EventStream) -> list[Split]:
     order = np.empty(len(first), dtype=np.int64)
     order[np.argsort(first, kind="stable")] = np.arange(len(first))
     request = order[request]  # of each token, by first appearance
-
-    place, length = _place_in_request(request)
-    if length.max() < 2:  # noqa: PLR2004 - two halves
-        raise ConfigError(f"{stream.trace}: no request has two decoded tokens; there is nothing to hold out")
-    splits = []
-    if len(first) > 1:
-        splits.append(_split("requests", events, token, request, request < len(first) // 2))
-    splits.append(_split("tokens", events, token, request, place < length // 2))
-    return splits
+    return events, token, request
 
 
 def _place_in_request(request: Array) -> tuple[Array, Array]:

@@ -46,7 +46,7 @@ class Sums:
     tokens           int64[u]   those of the part
     layer_hits, layer_accesses   int64[columns]   over the whole part
     unit_copies      int64[u]   started by the unit's events
-    copies, late     started by an event from the first of the part to the last
+    copies, late     all of them, and those that were not complete at the next event of their layer
     """
 
     n_experts: Array
@@ -106,12 +106,13 @@ class Replayer:
         n_experts, kind = np.unique(n, return_inverse=True)
         shape = (part.n_units, len(n_experts), int(n_experts[-1]) + 1)
         place = np.ravel_multi_index((part.unit, kind, hits), shape)
-        first, last = part.events[0], part.events[-1]
-        copied = (replayed.copied_event >= first) & (replayed.copied_event <= last)
         columns = len(self.stream.columns)
         unit_of_event = np.full(len(self._n_of_event), part.n_units)
         unit_of_event[part.events] = part.unit
-        copied_units = unit_of_event[replayed.copied_event[replayed.copied_event >= 0]]
+        started = replayed.copied_event >= 0
+        copied_units = np.full(len(started), part.n_units)
+        copied_units[started] = unit_of_event[replayed.copied_event[started]]
+        copied = copied_units < part.n_units
         return Sums(
             n_experts=n_experts,
             events=np.bincount(place, minlength=int(np.prod(shape))).reshape(shape),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyanalysis.simulation.result import SimulationResult
 
 # Text stays text, so that the page can be searched and is small; ids do not depend on the process.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "moecache",
     "axes.grid": True,
@@ -62,7 +62,7 @@ def _lines(results: Sequence[SimulationResult], label: str, value: Callable[[Sim
 
 def lines(curves: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, marker: str = ".") -> str:
     """One line of (x, y) for each policy; without a marker (an empty string) the drawing has half the size."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=_SIZE, layout="constrained")
         axes = figure.subplots()
         others = [policy for policy in curves if policy not in _BOUNDS]
@@ -74,7 +74,7 @@ def lines(curves: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_l
         axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
-        return _svg(figure)
+        return svg(figure)
 
 
 def heat_map(results: Sequence[SimulationResult], policy: str) -> str:
@@ -82,7 +82,7 @@ def heat_map(results: Sequence[SimulationResult], policy: str) -> str:
     curve = curve_of(results, policy)
     layers = [layer_name(one.layer, one.family) for one in curve[0].layers]
     values = 100 * np.array([[one.hit_rate for one in result.layers] for result in curve]).T
-    with mpl.rc_context({**_STYLE, "axes.grid": False}):
+    with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(_SIZE[0], 1.2 + 0.14 * len(layers)), layout="constrained")
         axes = figure.subplots()
         image = axes.imshow(values, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="nearest")
@@ -91,7 +91,7 @@ def heat_map(results: Sequence[SimulationResult], policy: str) -> str:
         axes.set_xlabel(f"experts with a slot{' per layer' if results[0].per_layer else ''}")
         axes.set_ylabel("layer")
         figure.colorbar(image, label=f"hit rate of {policy} (%)")
-        return _svg(figure)
+        return svg(figure)
 
 
 def layer_name(layer: int, family: str) -> str:
@@ -104,7 +104,7 @@ def _ticks(set_ticks: Any, labels: list[str], most: int) -> None:  # noqa: ANN40
     set_ticks(range(0, len(labels), step), labels[::step])
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()[text.getvalue().index("<svg") :]

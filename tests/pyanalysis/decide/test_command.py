@@ -13,7 +13,7 @@ import pytest
 
 from ggml_moecache import _native
 from pyanalysis import cli
-from pyanalysis.decide.command import _names
+from pyanalysis.decide.command import names_of
 from tests.pyanalysis.decide.constructed import adaptive_wins, cost, static_wins
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,8 +127,8 @@ def test_refused_traces(moecache, files, tmp_path):
 def test_names_of_traces(tmp_path):
     """As short as they can be while they differ."""
     logs = [tmp_path / "long" / "parallel-1" / "routing.jsonl", tmp_path / "other" / "parallel-1" / "routing.jsonl"]
-    assert _names(logs[:1]) == ["routing.jsonl"]
-    assert _names(logs) == ["long/parallel-1/routing.jsonl", "other/parallel-1/routing.jsonl"]
+    assert names_of(logs[:1]) == ["routing.jsonl"]
+    assert names_of(logs) == ["long/parallel-1/routing.jsonl", "other/parallel-1/routing.jsonl"]
 
 
 def test_help(moecache):

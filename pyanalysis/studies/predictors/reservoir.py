@@ -1,0 +1,180 @@
+"""The sequence model: a recurrent reservoir over the whole layer stack with a trained linear read-out.
+
+An echo-state network: recurrent and input weights are random and fixed, units leak at rates from one token to fifty,
+the read-out is ridge regression from [state, this token's experts, 1] to the next token's experts of all layers. It is
+trained in closed form with numpy. Further steps feed the predicted probabilities back as if they were a token and
+leave the state behind each token as it was (SeqMoE's roll-out).
+
+H. Jaeger, The "echo state" approach to analysing and training recurrent neural networks (2001).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyanalysis.studies.predictors.base import before, popularity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyanalysis.studies.routing import Routing
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+_RADIUS = 0.9
+_SLOWEST = 0.02
+_RIDGES = (0.3, 3.0, 30.0, 300.0, 3e3, 3e4)
+_ROWS = 8192
+
+
+class Reservoir:
+    """`shuffled`: fitted on the tokens in a random order, the control that must fall to popularity."""
+
+    known = "token"
+
+    def __init__(self, seed: int = 0, n_units: int = 384, *, shuffled: bool = False) -> None:
+        self.name = "reservoir-shuffled" if shuffled else "reservoir"
+        self._seed, self._n_units, self._shuffled = seed, n_units, shuffled
+        self._states: tuple[Routing, Array] | None = None
+
+    # --- fitting ---
+
+    def fit(self, routing: Routing, tokens: Array) -> None:
+        generator = np.random.default_rng(self._seed)
+        self._share = popularity(routing, tokens)
+        self._mean = (self._share / np.maximum(self._share.sum(axis=1, keepdims=True), 1e-9)).ravel()
+        n_inputs, n_layers = self._mean.size, len(routing.layers)
+        scale = np.sqrt(routing.ids.shape[2] / n_layers)
+        self._into = (scale * generator.standard_normal((n_inputs, self._n_units))).astype(np.float32)
+        recurrent = generator.standard_normal((self._n_units, self._n_units)) / np.sqrt(self._n_units)
+        self._recurrent = (_RADIUS * recurrent).astype(np.float32)  # the spectral radius of such a matrix is near 1
+        self._leak = np.exp(generator.uniform(np.log(_SLOWEST), 0, self._n_units)).astype(np.float32)
+        self._states = None
+        source = _shuffle(routing, tokens, generator) if self._shuffled else routing
+        earlier = before(source, tokens)
+        tokens, earlier = tokens[earlier >= 0], earlier[earlier >= 0]
+        self._solve(source, earlier, tokens)
+        if self._shuffled:
+            self._states = None
+
+    def _solve(self, routing: Routing, sources: Array, targets: Array) -> None:
+        """Ridge regression; its strength is chosen on the last tenth of the pairs, then all of them are used."""
+        if len(targets) == 0:
+            self._readout = np.zeros((self._n_units + self._mean.size + 1, self._mean.size), dtype=np.float32)
+            self._readout[-1] = self._share.ravel()
+            return
+        held = max(1, len(targets) // 10) if len(targets) > 1 else 0
+        kept = len(targets) - held
+        gram, cross = self._products(routing, sources[:kept], targets[:kept])
+        best, least = _RIDGES[-1], np.inf
+        if held and kept:
+            x = self._features(routing, sources[kept:][:_ROWS])
+            y = self._centred(routing, targets[kept:][:_ROWS])
+            for ridge in _RIDGES:
+                error = float(np.mean((x @ _ridge(gram, cross, ridge) - y) ** 2))
+                best, least = (ridge, error) if error < least else (best, least)
+        more_gram, more_cross = self._products(routing, sources[kept:], targets[kept:])
+        self._readout = _ridge(gram + more_gram, cross + more_cross, best)
+        self._readout[-1] += self._share.ravel()
+
+    def _products(self, routing: Routing, sources: Array, targets: Array) -> tuple[Array, Array]:
+        size = self._n_units + self._mean.size + 1
+        gram, cross = np.zeros((size, size), np.float32), np.zeros((size, self._mean.size), np.float32)
+        for begin in range(0, len(targets), _ROWS):
+            x = self._features(routing, sources[begin : begin + _ROWS])
+            gram += x.T @ x
+            cross += x.T @ self._centred(routing, targets[begin : begin + _ROWS])
+        return gram, cross
+
+    def _centred(self, routing: Routing, tokens: Array) -> Array:
+        centred: Array = routing.multi_hot(tokens).reshape(len(tokens), -1) - self._share.ravel()
+        return centred
+
+    # --- states ---
+
+    def _input(self, routing: Routing, tokens: Array) -> Array:
+        """float32[n, L*E]: the token's experts, each layer summing to 1, less their mean."""
+        hot = routing.multi_hot(tokens)
+        hot /= np.maximum(hot.sum(axis=2, keepdims=True), 1)
+        driven: Array = hot.reshape(len(tokens), -1) - self._mean
+        return driven
+
+    def _advance(self, state: Array, driven: Array) -> Array:
+        advanced: Array = (1 - self._leak) * state + self._leak * np.tanh(driven @ self._into + state @ self._recurrent)
+        return advanced
+
+    def _state_of(self, routing: Routing) -> Array:
+        """float32[T, N]: the state behind each token; requests side by side, so that a step is one product."""
+        if self._states is not None and self._states[0] is routing:
+            return self._states[1]
+        states = np.empty((routing.n_tokens, self._n_units), dtype=np.float32)
+        first = np.flatnonzero(routing.begins)
+        length = np.diff(np.append(first, routing.n_tokens))
+        order = np.argsort(-length, kind="stable")
+        first, length = first[order], length[order]
+        state = np.zeros((len(first), self._n_units), dtype=np.float32)
+        for place in range(int(length[0])):
+            running = int(np.searchsorted(-length, -place, side="left"))
+            tokens = first[:running] + place
+            state = self._advance(state[:running], self._input(routing, tokens))
+            states[tokens] = state
+        self._states = (routing, states)
+        return states
+
+    def _features(self, routing: Routing, tokens: Array) -> Array:
+        state = self._state_of(routing)[tokens]
+        return self._joined(state, self._input(routing, tokens))
+
+    def _joined(self, state: Array, driven: Array) -> Array:
+        return np.concatenate([state, driven, np.ones((len(state), 1), np.float32)], axis=1)
+
+    # --- predicting ---
+
+    def scores(self, routing: Routing, tokens: Array) -> Array:
+        earlier = before(routing, tokens)
+        found = self._read(self._features(routing, np.maximum(earlier, 0)))
+        found[earlier < 0] = self._share
+        return found
+
+    def _read(self, features: Array) -> Array:
+        read: Array = np.clip((features @ self._readout).reshape(-1, *self._share.shape), 0, 1)
+        return read
+
+    def forecast(self, routing: Routing, tokens: Array, steps: int) -> Iterator[Array]:
+        state = self._state_of(routing)[tokens]
+        driven = self._input(routing, tokens)
+        for step in range(steps):
+            if step:
+                state = self._advance(state, driven)
+            probabilities = self._read(self._joined(state, driven))
+            yield probabilities
+            total = np.maximum(probabilities.sum(axis=2, keepdims=True), 1e-9)
+            driven = (probabilities / total).reshape(len(tokens), -1) - self._mean
+
+    def n_bytes(self) -> int:
+        arrays = (self._into, self._recurrent, self._leak, self._readout, self._share, self._mean)
+        return sum(array.nbytes for array in arrays)
+
+    def bytes_per_token(self, k: int) -> int:
+        """Read-out and recurrent weights; of the input weights the rows of k experts a layer."""
+        rows = k * self._share.shape[0] * self._n_units * self._into.itemsize
+        return int(self._readout.nbytes + self._recurrent.nbytes + rows)
+
+
+def _ridge(gram: Array, cross: Array, strength: float) -> Array:
+    """The constant, last, is not shrunk."""
+    shrink = np.full(len(gram), strength, dtype=np.float64)
+    shrink[-1] = 1e-6
+    solved: Array = np.linalg.solve(gram.astype(np.float64) + np.diag(shrink), cross.astype(np.float64))
+    return solved.astype(np.float32)
+
+
+def _shuffle(routing: Routing, tokens: Array, generator: np.random.Generator) -> Routing:
+    """`routing` with the ids of `tokens` in a random order; what is not fitted on stays."""
+    from dataclasses import replace  # noqa: PLC0415 - for the control only
+
+    ids = routing.ids.copy()
+    ids[tokens] = ids[generator.permutation(tokens)]
+    return replace(routing, ids=ids)
