@@ -16,8 +16,11 @@ def show(text: str) -> None:
         discard_stdout()
 
 
-def write(data: str | bytes) -> None:
-    """Write `data` to stdout, at once. Raises BrokenPipeError if the reader has left, BackendError on a full disk."""
+def write(data: str | bytes, *, go_on: bool = False) -> None:
+    """Write `data` to stdout, at once. Raises BrokenPipeError if the reader has left, BackendError on a full disk.
+
+    `go_on`: there are files to write as well, so a reader that has left is no reason to stop.
+    """
     try:
         if isinstance(data, bytes):
             sys.stdout.buffer.write(data)
@@ -25,7 +28,9 @@ def write(data: str | bytes) -> None:
             sys.stdout.write(data)
         sys.stdout.flush()
     except BrokenPipeError:
-        raise
+        if not go_on:
+            raise
+        discard_stdout()
     except OSError as error:
         discard_stdout()
         raise BackendError(

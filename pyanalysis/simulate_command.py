@@ -410,11 +410,12 @@ class _Command:
         if self._given.json or self._given.form == "parquet":
             return  # one document: at the end
         if self._given.form == "table":
-            write(("\n\n" if self._printed else "") + output.as_table(results, self._reached) + "\n")
+            text = ("\n\n" if self._printed else "") + output.as_table(results, self._reached) + "\n"
         elif self._given.form == "csv":
-            write(output.as_csv(results, header=self._printed == 0))
+            text = output.as_csv(results, header=self._printed == 0)
         else:
-            write(output.as_jsonl(results, self._reached))
+            text = output.as_jsonl(results, self._reached)
+        write(text, go_on=bool(self._given.report or self._events or self._state))
         self._printed += 1
 
     def _document(self) -> bytes:
@@ -441,8 +442,6 @@ class _Command:
     def _finish(self) -> None:
         if self._out is not None:
             self._out.write(self._document())
-        elif self._given.json or self._given.form == "parquet":
-            write(self._document())
         if self._given.report:
             self._write_report()
         if self._events is not None:
@@ -450,6 +449,8 @@ class _Command:
         for file in (self._out, self._state):
             if file is not None:
                 file.commit()
+        if self._out is None and (self._given.json or self._given.form == "parquet"):
+            write(self._document())  # last: a reader may have left
 
     def _write_report(self) -> None:
         from pyanalysis.report import write_report  # noqa: PLC0415

@@ -58,7 +58,7 @@ class ExpertCache:
     >>> llm = ggml_moecache.load_model(capacity="25%", verbose=False)
     >>> text = llm.create_completion("SQLite is a library that", max_tokens=8)["choices"][0]["text"]
     >>> llm.expert_cache.export_state("state.json")["policy"]
-    'windowed-lfu'
+    'decayed-lfu'
 
     """
 

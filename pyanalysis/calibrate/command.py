@@ -73,6 +73,8 @@ def run(given: argparse.Namespace) -> int:
     threads = _threads(given.threads)
     if given.out.exists() and not given.force:
         raise ConfigError(f"{given.out} exists; --force replaces it")
+    if given.out.exists() and not given.out.is_file():
+        raise ConfigError(f"{given.out} is no regular file; name a file to write")
     model = read_model(given.model or ggml_moecache.embedded_model())
     folder = program.program_dir()
     library_dir = next((d for d in (folder, folder.parent / "lib") if (d / "libllama.so").is_file()), folder)

@@ -24,21 +24,33 @@ def choose_adaptive(evidences: Sequence[Evidence], policies: Sequence[str]) -> t
     """(the policy, mean loss of each): the smallest mean loss of time against the fastest adaptive policy.
 
     Over all traces, splits, cost models and capacities of 5 to 60 %, on the selection parts only. Every trace weighs
-    the same. Equal losses: the earlier policy.
+    the same; one that is too short for an interval has no say, unless all are. Equal losses: the earlier policy.
     """
     losses = mean_losses(evidences, policies)
     return min(policies, key=lambda policy: losses[policy]), losses
 
 
+def voting(evidences: Sequence[Evidence]) -> list[Evidence]:
+    """Those with enough held-out units for an interval; all of them if none has."""
+    return [e for e in evidences if any(split.held_out.has_intervals for split in e.splits)] or list(evidences)
+
+
 def mean_losses(
     evidences: Sequence[Evidence], policies: Sequence[str], *, misses_per_copy: float = 0.0
 ) -> dict[str, float]:
-    """Of each policy. A copy is taken to cost `misses_per_copy` misses, if that is more than its cost model says."""
+    """Of each policy. A copy is taken to cost `misses_per_copy` misses, if that is more than its cost model says.
+
+    Over the traces that have a say, and the capacities of 5 to 60 %, or where there are none all but 0.
+    """
+    percents = {percent for evidence in evidences for *_, percent in evidence.selection if percent > 0}
+    within = {percent for percent in percents if CAPACITIES[0] <= percent <= CAPACITIES[1]} or percents
+    if not within:
+        return dict.fromkeys(policies, 0.0)  # at capacity 0 all are alike
     of_trace = []
-    for evidence in evidences:
+    for evidence in voting(evidences):
         losses = []
         for cost, split, percent in dict.fromkeys((c, s, p) for c, s, _, p in evidence.selection):
-            if CAPACITIES[0] <= percent <= CAPACITIES[1]:
+            if percent in within:
                 found = np.array([evidence.selection[cost, split, policy, percent] for policy in policies])
                 model = evidence.costs[cost]
                 more_ns = max(0.0, misses_per_copy * model.cpu_miss_ns - model.copy_event_ns)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError, MissingDependencyError
+from pyanalysis.printing import write
 
 if TYPE_CHECKING:
     from pyanalysis.decide.decision import Decision
@@ -85,19 +86,19 @@ def run(given: argparse.Namespace) -> int:
     from pyanalysis.decide import report  # noqa: PLC0415
     from pyanalysis.decide.document import as_markdown  # noqa: PLC0415
 
-    if given.json:
-        print(report.as_json(decision), end="")
-    else:
-        agrees = "the same" if decision.recommended == _native.default_policy else "another one"
-        print(as_markdown(report.TITLE, report.conclusion(decision)))
-        print(f"The runtime's default policy is {_native.default_policy}, {agrees}.")
-    sys.stdout.flush()
-    if given.report:
+    if given.report:  # first: a reader of stdout may leave, or its disk be full
         from pyanalysis.report.write import new_folder  # noqa: PLC0415
 
         with new_folder(given.report, force=given.force) as folder:
             report.write(folder, decision, command=_command(given))
         print(f"moecache: note: wrote {given.report / 'index.html'}", file=sys.stderr)
+    if given.json:
+        write(report.as_json(decision))
+    else:
+        write(as_markdown(report.TITLE, report.conclusion(decision)) + "\n")
+        if decision.recommended is not None:
+            agrees = "the same" if decision.recommended == _native.default_policy else "another one"
+            write(f"The runtime's default policy is {_native.default_policy}, {agrees}.\n")
     return 0
 
 
@@ -113,6 +114,9 @@ def _options(given: argparse.Namespace) -> Options:
     names = [cost.name for cost in models]
     if not models or len(set(names)) < len(names):
         raise ConfigError(f"--cost must name cost models, each with a name of its own, got '{given.cost}'")
+    for cost in models:
+        if not any((cost.cpu_miss_ns, cost.cpu_event_ns, cost.gpu_hit_ns, cost.other_layer_ns, cost.other_token_ns)):
+            raise ConfigError(f"--cost {cost.name}: all times are 0, so no time follows from it; measure them")
     percents = PERCENTS if given.capacity is None else _percents(given.capacity)
     adaptive = canonical([part for part in given.adaptive.split(",") if part] if given.adaptive else ADAPTIVE_POLICIES)
     return Options(models, adaptive, percents, given.per_layer, given.batch_size, given.first_tokens, given.workers)

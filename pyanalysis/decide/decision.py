@@ -37,7 +37,8 @@ class Varied:
 class Group:
     """Traces with the same number of sequences at once: batch 1, or several; groups are never averaged.
 
-    adaptive   the adaptive policy that stands for all, chosen on the selection parts; `losses` the mean loss of each
+    adaptive   the adaptive policy that stands for all, chosen on the selection parts of the traces that vote; `losses`
+               the mean loss of each
     losses_with_copies   the same if a copy, which reads the same bytes, cost the token as much as a miss: the worst
                case, where memory is what limits the CPU and it never rests
     """

@@ -14,6 +14,8 @@ from ggml_moecache.errors import ConfigError
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.model import MAX_SEQUENCES, load_backends
 
+MAX_THREADS = 512  # of llama.cpp (GGML_MAX_N_THREADS)
+
 if TYPE_CHECKING:
     from pyanalysis.record.report import RunReport
 
@@ -92,6 +94,8 @@ def run(given: argparse.Namespace) -> int:
         if value is not None and value < least:
             name = option.replace("_", "-")
             raise ConfigError(f"--{name} must be a whole number of at least {least}. Got {value} instead.")
+    if given.threads is not None and given.threads > MAX_THREADS:
+        raise ConfigError(f"--threads must be at most {MAX_THREADS}, as in llama.cpp. Got {given.threads} instead.")
     if not 0 <= given.seed <= MAX_SEED:
         raise ConfigError(f"--seed must be from 0 to {MAX_SEED}. Got {given.seed} instead.")
     settings = Settings(sampling, given.seed, given.capacity, given.device, given.threads, given.ubatch_size)

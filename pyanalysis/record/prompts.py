@@ -112,6 +112,8 @@ def _records(path: Path, text: str) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
+            except RecursionError:
+                raise ConfigError(f"{path}:{number}: not a prompt: brackets nested too deep") from None
 
 
 def _array(path: Path, text: str) -> Iterator[tuple[int, Any]]:
@@ -127,6 +129,8 @@ def _array(path: Path, text: str) -> Iterator[tuple[int, Any]]:
             value, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}:{line}: not a prompt: brackets nested too deep") from None
         yield line, value
         at = _skip_space(text, at)
         if text[at : at + 1] == ",":

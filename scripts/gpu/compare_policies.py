@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--llama-bin", type=Path, required=True, help="folder of llama-bench")
     parser.add_argument("--plugin", type=Path, required=True, help="libggml-moecache.so")
     parser.add_argument("-m", "--model", type=Path, required=True, help="a MoE GGUF")
-    parser.add_argument("--policies", default="lru,cumulative-lfu,windowed-lfu", help="comma between them")
+    parser.add_argument("--policies", default="lru,cumulative-lfu,decayed-lfu", help="comma between them")
     parser.add_argument("--capacities", default="10%,25%,45%", help="comma between them (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds over all arms (default: %(default)s)")
     parser.add_argument("--options", default="-fa off -t 16 -n 128 -r 3", help="for llama-bench (default: %(default)s)")

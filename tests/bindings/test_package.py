@@ -63,7 +63,7 @@ def test_variables_are_the_documented_ones():
     assert {name: v.default for name, v in table.items() if v.default} == {
         "GGML_MOECACHE_CAPACITY": "0",
         "GGML_MOECACHE_PER_LAYER": "0",
-        "GGML_MOECACHE_POLICY": "windowed-lfu",
+        "GGML_MOECACHE_POLICY": "decayed-lfu",
         "GGML_MOECACHE_SYNC": "0",
         "GGML_MOECACHE_RESERVE_MIB": "512",
         "GGML_MOECACHE_EXPERT_SHARE": "50%",

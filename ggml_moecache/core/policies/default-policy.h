@@ -4,6 +4,6 @@
 
 namespace moecache {
 
-inline constexpr const char * default_policy = "windowed-lfu";
+inline constexpr const char * default_policy = "decayed-lfu";
 
 } // namespace moecache

@@ -135,6 +135,6 @@ def test_failure_leaves_nothing(tmp_path, results, monkeypatch):
 
     monkeypatch.setattr("pyanalysis.report.plots.copied", fail)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ConfigError, match="cannot be written: disk full"):
         write_report(tmp_path / "r", results)
     assert sorted(tmp_path.iterdir()) == before
