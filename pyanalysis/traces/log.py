@@ -121,6 +121,11 @@ class Structure:
         if self.unknown:
             kinds = ", ".join(f"{count} of type {kind}" for kind, count in sorted(self.unknown.items()))
             found.append(f"lines of unknown types skipped: {kinds}")
+        if self.n_lost:
+            share = self.n_lost / (self.n_lost + self.n_events)
+            found.append(
+                f"{self.n_lost:,} events ({share:.1%}) were lost: what follows from this trace is not its run's"
+            )
         if not self.complete:
             found.append("no end record: the process was killed or still runs, or the disk was full")
         return found

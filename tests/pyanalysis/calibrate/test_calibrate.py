@@ -70,6 +70,14 @@ def test_without_a_gpu_it_says_what_is_missing(calibrated):
     assert "not measured: hits: there is no GPU" in calibrated[1]
 
 
+def test_a_device_is_not_replaced():
+    result = moecache("calibrate", "-o", "/dev/null", "--force")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "moecache: error: /dev/null is no regular file; name a file to write\n",
+    )
+
+
 def test_an_existing_file_stays(calibrated):
     out, _ = calibrated
     before = out.read_bytes()

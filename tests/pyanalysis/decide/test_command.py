@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +54,30 @@ def test_adaptive_loses(moecache, files):
     assert "Recommended: static.\n" in out
     assert out.endswith(f"The runtime's default policy is {_native.default_policy}, another one.\n")
     assert "adaptive loses against static: slower in 2 of 4 cells, faster in none" in out
+
+
+@pytest.mark.parametrize("capacity", ["0", "80%,90%"])
+def test_capacities_that_do_not_vote_choose_where_there_are_no_others(moecache, files, capacity):
+    code, out, _ = moecache(*arguments(files, "static.npz")[:-1], capacity, "--json")
+    assert code == 0
+    assert json.loads(out)["recommended"] is None or capacity == "80%,90%"
+
+
+def test_a_reader_that_leaves_does_not_cost_the_report(files):
+    """Standard output is a pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from pyanalysis import cli; cli.main()", "decide", "--report", files / "report"]
+    done = subprocess.run(
+        [*command, *arguments(files, "static.npz"), "--adaptive", "lru"],
+        check=False,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert (files / "report" / "index.html").is_file()
 
 
 def test_nothing_pays(moecache, files):
@@ -103,11 +130,15 @@ def test_does_not_depend_on_threads(moecache, files):
         (("--adaptive", "belady"), "--adaptive takes policies that a runtime can run and that change. Got 'belady'"),
         (("--first-tokens", "1"), "--first-tokens must be a whole number of at least 2, got 1"),
         (("--workers", "0"), "--workers must be a whole number of at least 1, got 0"),
+        (("--cost", "zero.json"), "--cost zero: all times are 0, so no time follows from it"),
         (("--cost", "h200,h200"), "--cost must name cost models, each with a name of its own, got 'h200,h200'"),
         (("--cost", "nowhere"), "'nowhere' is no cost model"),
     ],
 )
-def test_refused_arguments(moecache, files, change, message):
+def test_refused_arguments(moecache, files, monkeypatch, change, message):
+    monkeypatch.chdir(files)
+    times = dict.fromkeys(("cpu_miss_ns", "cpu_event_ns", "gpu_hit_ns", "other_layer_ns", "other_token_ns"), 0)
+    (files / "zero.json").write_text(json.dumps({**cost().to_json(), "name": "zero", **times}))
     code, out, err = moecache(*arguments(files, "static.npz"), *change)
     assert (code, out) == (2, "")
     assert message in err

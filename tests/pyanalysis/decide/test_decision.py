@@ -135,9 +135,33 @@ def test_the_adaptive_policy_is_chosen_on_the_selection_parts_only():
 def test_losses_with_copies():
     """At 20 %: 100 and 110 ns, or with a miss of 100 ns for each copy 100 + 50 and 110 + 1. 2 % does not count."""
     found = {("c", "tokens", policy, at): value for at in (2, 20) for policy, value in PER_TOKEN.items()}
-    evidence = SimpleNamespace(selection=found | {("c", "tokens", "b", 2): (9e9, 0)}, costs={"c": cost()})
+    long = SimpleNamespace(held_out=SimpleNamespace(has_intervals=True))
+    selection = found | {("c", "tokens", "b", 2): (9e9, 0)}
+    evidence = SimpleNamespace(selection=selection, costs={"c": cost()}, splits=[long])
     assert mean_losses([evidence], ["a", "b"]) == pytest.approx({"a": 0, "b": 0.1})
     assert mean_losses([evidence], ["a", "b"], misses_per_copy=1) == pytest.approx({"a": 150 / 111 - 1, "b": 0})
+
+
+def test_a_trace_that_does_not_vote_does_not_choose():
+    """A long trace on which a is 1 % faster, a short one on which b is twice as fast; alone the short one chooses."""
+
+    def evidence(has_intervals, a, b):
+        split = SimpleNamespace(held_out=SimpleNamespace(has_intervals=has_intervals))
+        selection = {("c", "tokens", "a", 20): (a, 0.0), ("c", "tokens", "b", 20): (b, 0.0)}
+        return SimpleNamespace(selection=selection, costs={"c": cost()}, splits=[split])
+
+    long, short = evidence(True, 100.0, 101.0), evidence(False, 200.0, 100.0)
+    assert choose_adaptive([long, short], ["a", "b"]) == ("a", pytest.approx({"a": 0, "b": 0.01}))
+    assert choose_adaptive([short], ["a", "b"])[0] == "b"
+
+
+def test_a_copy_that_has_a_cost_is_made_to_cost_a_miss_in_all():
+    """A miss is 100 ns. Copies that cost 60 ns each are charged 40 ns more: a takes 100 + 0.5 * 40."""
+    split = SimpleNamespace(held_out=SimpleNamespace(has_intervals=True))
+    selection = {("c", "tokens", policy, 20): value for policy, value in PER_TOKEN.items()}
+    evidence = SimpleNamespace(selection=selection, costs={"c": cost(copy_event_ns=60)}, splits=[split])
+    losses = mean_losses([evidence], ["a", "b"], misses_per_copy=1)
+    assert losses == pytest.approx({"a": 120 / 110.4 - 1, "b": 0})
 
 
 def test_parallel_sequences_are_a_group_of_their_own():

@@ -1,7 +1,8 @@
-"""A file system that takes no more bytes: one line that names the file, and nothing half written stays."""
+"""Outputs that end early. A file system that takes no more bytes: one line, and nothing half written stays."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -27,6 +28,19 @@ OUTPUTS = {
     "report": ["--report", "OUT/report"],
     "state": ["--state-out", "OUT/state.json"],
 }
+
+
+def test_a_reader_that_leaves_does_not_cost_the_report(tmp_path):
+    """Standard output is a pipe that nobody reads any more."""
+    log = logs.write(tmp_path, logs.base_log())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "from pyanalysis.cli import main; main()", "simulate", str(log)]
+    options = ["--policy", "lru", "--capacity", "2", "--report", str(tmp_path / "report")]
+    done = subprocess.run([*command, *options], check=False, stdout=writer, stderr=subprocess.PIPE, cwd=logs.ROOT)
+    os.close(writer)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report" / "index.html").is_file()
 
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ggml_moecache import _native
-
 from pyanalysis.studies import registry
 
 ROOT = Path(__file__).parents[3]

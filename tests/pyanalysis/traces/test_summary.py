@@ -114,9 +114,10 @@ def test_text_shows_losses_and_families(tmp_path):
         lines[3]
         == "events    2 of 2 layers, 1,234 events LOST up to the last line, NOT complete: losses after it are unknown"
     )
-    assert lines[5] == "note      no end record: the process was killed or still runs, or the disk was full"
-    assert lines[7].split()[:3] == ["layer", "family", "events"]
-    assert lines[9].split()[:3] == ["0", "chexps", "1"]
+    assert lines[5] == "note      1,234 events (99.8%) were lost: what follows from this trace is not its run's"
+    assert lines[6] == "note      no end record: the process was killed or still runs, or the disk was full"
+    assert lines[8].split()[:3] == ["layer", "family", "events"]
+    assert lines[10].split()[:3] == ["0", "chexps", "1"]
 
 
 def test_log_without_events(tmp_path):

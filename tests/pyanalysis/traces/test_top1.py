@@ -76,6 +76,7 @@ def test_behind_a_gap_rows_are_not_known(tmp_path, monkeypatch, chunk_bytes):
     assert trace.top1.tolist() == [0, -1, -1, -1, -1, -1, -1, 4, 14]
     assert trace.notes == (
         "routing.top1.jsonl: 4 events behind lost ones have no top1_token: their rows are not known",
+        "1 events (10.0%) were lost: what follows from this trace is not its run's",
     )
 
 
