@@ -407,8 +407,8 @@ class _Command:
     def _print(self, results: list[SimulationResult]) -> None:
         from pyanalysis.simulation import output  # noqa: PLC0415
 
-        if self._given.json or self._given.form == "parquet":
-            return  # one document: at the end
+        if self._given.json or self._given.form == "parquet":  # one document: at the end
+            return
         if self._given.form == "table":
             text = ("\n\n" if self._printed else "") + output.as_table(results, self._reached) + "\n"
         elif self._given.form == "csv":
@@ -446,9 +446,8 @@ class _Command:
             self._write_report()
         if self._events is not None:
             self._events.finish()
-        for file in (self._out, self._state):
-            if file is not None:
-                file.commit()
+        for file in filter(None, (self._out, self._state)):
+            file.commit()
         if self._out is None and (self._given.json or self._given.form == "parquet"):
             write(self._document())  # last: a reader may have left
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,12 +71,16 @@ def test_without_a_gpu_it_says_what_is_missing(calibrated):
     assert "not measured: hits: there is no GPU" in calibrated[1]
 
 
-def test_a_device_is_not_replaced():
-    result = moecache("calibrate", "-o", "/dev/null", "--force")
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    """A FIFO stands for devices: as root a test could replace one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = moecache("calibrate", "-o", str(pipe), "--force")
     assert (result.returncode, result.stderr) == (
         2,
-        "moecache: error: /dev/null is no regular file; name a file to write\n",
+        f"moecache: error: {pipe} is no regular file; name a file to write\n",
     )
+    assert pipe.is_fifo()
 
 
 def test_an_existing_file_stays(calibrated):
