@@ -63,6 +63,7 @@ def run(given: argparse.Namespace) -> int:
     from pyanalysis.calibrate import calibration  # noqa: PLC0415
     from pyanalysis.calibrate.ggml import GgmlError  # noqa: PLC0415
     from pyanalysis.calibrate.report import as_text  # noqa: PLC0415
+    from pyanalysis.traces.staging import require_writable  # noqa: PLC0415
 
     for option, least in (("repeats", 4), ("store_mib", 1)):
         if getattr(given, option) < least:
@@ -75,6 +76,7 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"{given.out} exists; --force replaces it")
     if given.out.exists() and not given.out.is_file():
         raise ConfigError(f"{given.out} is no regular file; name a file to write")
+    require_writable(given.out)
     model = read_model(given.model or ggml_moecache.embedded_model())
     folder = program.program_dir()
     library_dir = next((d for d in (folder, folder.parent / "lib") if (d / "libllama.so").is_file()), folder)

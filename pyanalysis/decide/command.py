@@ -188,6 +188,8 @@ def _require_report(folder: Path, *, force: bool) -> None:
         import matplotlib as mpl  # noqa: F401, PLC0415
 
         from pyanalysis.report.write import refuse_existing  # noqa: PLC0415
+        from pyanalysis.traces.staging import require_writable  # noqa: PLC0415
     except ImportError:
         raise MissingDependencyError("--report needs the extra 'report': pip install 'ggml-moecache[report]'") from None
     refuse_existing(folder, force=force)
+    require_writable(folder)

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def require_writable(path: Path) -> None:
+    """Raises TraceError if nothing can be written where `path` is to be: known before long work instead of after it."""
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise TraceError(path, None, f"cannot be written: {os.strerror(error.errno or 0)}") from None
+
+
 class Staged:
     """A file in the making. `path` is where to write; `commit` puts it in place, `discard` removes it.
 

@@ -83,6 +83,13 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     assert pipe.is_fifo()
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    out = tmp_path / "file" / "cost.json"
+    result = moecache("calibrate", "-o", str(out))
+    assert (result.returncode, result.stderr) == (2, f"moecache: error: {out}: cannot be written: Not a directory\n")
+
+
 def test_an_existing_file_stays(calibrated):
     out, _ = calibrated
     before = out.read_bytes()

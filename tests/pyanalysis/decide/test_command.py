@@ -63,6 +63,13 @@ def test_capacities_that_do_not_vote_choose_where_there_are_no_others(moecache, 
     assert json.loads(out)["recommended"] is None or capacity == "80%,90%"
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(moecache, files):
+    (files / "file").write_text("in the way")
+    code, out, err = moecache(*arguments(files, "static.npz"), "--report", files / "file" / "report")
+    assert (code, out) == (2, "")
+    assert err == f"moecache: error: {files / 'file' / 'report'}: cannot be written: Not a directory\n"
+
+
 def test_a_reader_that_leaves_does_not_cost_the_report(files):
     """Standard output is a pipe that nobody reads any more."""
     reader, writer = os.pipe()
