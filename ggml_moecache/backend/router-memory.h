@@ -19,7 +19,8 @@ class router_memory {
 public:
     explicit router_memory(ggml_backend_dev_t dev) : dev(dev) {}
 
-    // Give memory to the tensors that `tensors` are (views of), in that order, as far as nodes of `graph` compute them:
+    // Give memory to the tensors that `tensors` are (views of), in that order, small ones at equal distances, as far as
+    // nodes of `graph` compute them:
     // the memory of others is another device's matter. Returns those of `tensors` that got none: computed elsewhere, or
     // no room on the device (then all).
     std::vector<ggml_tensor *> give(const ggml_cgraph * graph, const std::vector<ggml_tensor *> & tensors);

@@ -102,7 +102,7 @@ void routing_recorder::keep_tensors(ggml_cgraph * graph, ggml_backend_graph_opti
     if (weights_of.size() > max_weights_known) {
         weights_of.clear();
     }
-    std::vector<ggml_tensor *> kept; // all ids before all weights: so each of the two is one copy (gather.h)
+    std::vector<ggml_tensor *> kept; // all ids before all weights: each is one copy, a single token's both
     std::vector<ggml_tensor *> kept_weights;
     for (const moe_block & block : walk.blocks) {
         if (!block.has_down) { // logged with another part of the graph, which keeps them that long

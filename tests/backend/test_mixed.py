@@ -123,7 +123,7 @@ def test_more_experts_in_a_batch_than_slots(build: Build) -> None:
         assert divergence(cpu[step], logits).mean() <= divergence(cpu[step], gpu[step]).mean() + 1e-6, step
 
 
-def test_lesson_2_canonical_weights_survive_a_long_run(build: Build) -> None:
+def test_canonical_weights_survive_a_long_run(build: Build) -> None:
     """A context with a small cache whose slots change all the time; then one without a cache, in the same process on
     the same weights, computes stock's bits."""
     tokens = token_stream(120, seed=9)
