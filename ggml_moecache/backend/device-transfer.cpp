@@ -23,6 +23,7 @@ public:
         }
         for (const marker & m : markers) {
             ggml_backend_event_free(m.event);
+            ggml_backend_event_free(m.begin);
         }
         ggml_backend_event_free(readers);
         ggml_backend_free(stream);
@@ -51,6 +52,9 @@ public:
 
     void readers_launched() override {
         if (!waiting.empty()) {
+            if (timer != nullptr) { // the time of the copies before does not include the wait
+                mark();
+            }
             compute->iface.event_record(compute, readers);
             stream->iface.event_wait(stream, readers);
             for (const copy_request & copy : waiting) {
@@ -67,7 +71,37 @@ public:
         return number_of_slot[slot] <= n_complete;
     }
 
-    copy_time time_of(uint32_t) const override { return {}; } // GGML's events carry no time
+    void keep_times(device_timer & with) override {
+        while (n_complete < n_issued) {
+            wait_all();
+        }
+        for (marker & m : markers) {
+            ggml_backend_event_t end = with.make_event();
+            m.begin                  = with.make_event();
+            if (end == nullptr || m.begin == nullptr) {
+                ggml_backend_event_free(end);
+                return;
+            }
+            ggml_backend_event_free(m.event);
+            m.event = end;
+        }
+        timer = &with;
+        times.resize(n_times);
+    }
+
+    copy_time time_of(uint32_t slot) const override {
+        const uint64_t number = number_of_slot[slot];
+        for (uint64_t i = n_timed; i > 0 && n_timed - i < n_times; i--) {
+            const group_time & group = times[(i - 1) % n_times];
+            if (group.last < number) {
+                break;
+            }
+            if (group.first <= number) {
+                return { group.ready_ns, group.duration_ns / (group.last - group.first + 1) };
+            }
+        }
+        return {};
+    }
 
     void wait_all() override {
         ggml_backend_synchronize(stream);
@@ -75,16 +109,31 @@ public:
     }
 
 private:
-    static constexpr size_t n_markers = 64;
+    static constexpr size_t n_markers = 128;
+    static constexpr size_t n_times   = 1024; // asked for within a token, which has at most two groups per layer
 
     struct marker {
+        ggml_backend_event_t begin  = nullptr; // before the first copy of its group; only while times are kept
         ggml_backend_event_t event  = nullptr;
         uint64_t             number = 0; // of the last copy before it
+        bool                 begun  = false;
+    };
+
+    // Copies between two markers.
+    struct group_time {
+        uint64_t first       = 0;
+        uint64_t last        = 0;
+        uint64_t ready_ns    = 0;
+        uint64_t duration_ns = 0;
     };
 
     void issue(const copy_request & copy) {
         std::array<expert_part, n_expert_roles> parts;
         const size_t                            n = map.parts(copy, parts);
+        if (timer != nullptr && n_issued == n_marked && head - tail < n_markers) {
+            markers[head % n_markers].begun = true;
+            stream->iface.event_record(stream, markers[head % n_markers].begin);
+        }
         for (size_t i = 0; i < n; i++) {
             inner_view view(parts[i].to);
             ggml_backend_tensor_set_async(stream, &view.tensor, parts[i].from, parts[i].offset, parts[i].size_bytes);
@@ -104,9 +153,23 @@ private:
 
     void poll() {
         while (tail < head && cuda_event_ready(markers[tail % n_markers].event->context)) {
-            n_complete = markers[tail++ % n_markers].number;
+            marker & m = markers[tail++ % n_markers];
+            if (timer != nullptr) {
+                keep_time(m);
+            }
+            n_complete = m.number;
         }
         mark();
+    }
+
+    // A group whose first copies had no marker of their own, since all were under way, has no duration.
+    void keep_time(marker & m) {
+        group_time & group = times[n_timed++ % n_times];
+        group.first        = n_complete + 1;
+        group.last         = m.number;
+        group.ready_ns     = timer->host_ns(m.event);
+        group.duration_ns  = m.begun ? device_timer::between_ns(m.begin, m.event) : 0;
+        m.begun            = false;
     }
 
     device_context *          device;
@@ -122,6 +185,9 @@ private:
     uint64_t                  n_issued           = 0;
     uint64_t                  n_marked           = 0;
     uint64_t                  n_complete         = 0;
+    device_timer *            timer              = nullptr;
+    std::vector<group_time>   times;       // ring of the last n_times
+    uint64_t                  n_timed = 0; // of all time
 };
 
 } // namespace

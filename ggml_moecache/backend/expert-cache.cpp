@@ -220,10 +220,16 @@ int expert_cache::column_index(int layer, int family) const {
     return -1;
 }
 
-void expert_cache::keep_records() {
+std::string expert_cache::keep_records() {
     recording = true;
     journal   = std::make_unique<snapshot_journal>(geometry.n_items());
     manager->keep_journal(*journal);
+    std::string why;
+    timer = device_timer::make(dev, inner, geometry.columns.size(), why);
+    if (timer != nullptr) {
+        copies->keep_times(*timer);
+    }
+    return why;
 }
 
 void expert_cache::begin_graph() {
@@ -231,16 +237,44 @@ void expert_cache::begin_graph() {
     if (recording) {
         journal->shorten();
     }
+    if (timer != nullptr) {
+        timer->begin_graph();
+    }
 }
 
-void expert_cache::add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns) {
-    records[column].cpu_ns += cpu_ns;
-    records[column].device_ns += device_ns;
+void expert_cache::device_begins(uint32_t column) {
+    if (timer != nullptr) {
+        timer->begin(column);
+    }
+}
+
+void expert_cache::device_ends(uint32_t column) {
+    if (timer != nullptr) {
+        timer->end(column);
+        records[column].device_ns = timer->is_host_clock() ? timer->take(column) : 0;
+    }
+}
+
+void expert_cache::before_wait() {
+    if (timer != nullptr) {
+        timer->before_wait();
+    }
+}
+
+void expert_cache::after_wait() {
+    if (timer != nullptr) {
+        timer->after_wait();
+    }
+}
+
+uint64_t expert_cache::take_device_ns(uint32_t column) {
+    return timer != nullptr ? timer->take(column) : 0;
 }
 
 void expert_cache::report_copies(uint32_t column, const std::vector<copy_outcome> & outcomes) {
-    copy_report report;
-    report.event = records[column].event;
+    event_report report;
+    report.event     = records[column].event;
+    report.device_ns = take_device_ns(column);
     for (const copy_outcome & outcome : outcomes) {
         const copy_time time = outcome.ready ? copies->time_of(outcome.slot) : copy_time {};
         report.ready         = report.ready == 0 || !outcome.ready ? 0 : 1;

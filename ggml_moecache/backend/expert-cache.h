@@ -44,12 +44,13 @@ struct cache_record {
     uint64_t              device_ns   = 0;
 };
 
-// What became of the copies of an event, known at the next token of its column.
-struct copy_report {
-    uint64_t event    = UINT64_MAX;
-    int8_t   ready    = -1; // all were complete in time; -1: there were none
-    uint64_t ready_ns = 0;  // the last one, 0: not known
-    uint64_t copy_ns  = 0;  // all of them
+// What is known of an event at the next token of its column: what became of its copies, how long a GPU took.
+struct event_report {
+    uint64_t event     = UINT64_MAX;
+    int8_t   ready     = -1; // all were complete in time; -1: there were none
+    uint64_t ready_ns  = 0;  // the last one, 0: not known
+    uint64_t copy_ns   = 0;  // all of them
+    uint64_t device_ns = 0;  // 0: not known, or the record has it
 };
 
 struct cache_request {
@@ -119,13 +120,21 @@ public:
     // --- for the routing log ---
     void     begin_graph();
     uint64_t n_graphs() const { return graphs; }
-    void     keep_records();
-    bool     keeps_records() const { return recording; }
+    // Returns "", or why the device's times will not be known.
+    std::string keep_records();
+    bool        keeps_records() const { return recording; }
     // Changes of the snapshot since the last call, or keep_records(). Records count them from the same call on.
-    void                                  take_changes(std::vector<snapshot_change> & out) { journal->take(out); }
-    void                                  add_times(uint32_t column, uint64_t cpu_ns, uint64_t device_ns);
+    void take_changes(std::vector<snapshot_change> & out) { journal->take(out); }
+    void add_cpu_time(uint32_t column, uint64_t ns) { records[column].cpu_ns += ns; }
+    // Around the device's part of the event, and around a wait for the stream of the graph.
+    void device_begins(uint32_t column);
+    void device_ends(uint32_t column);
+    void before_wait();
+    void after_wait();
+    // Of the column's last event, when the device has finished it; then 0 until the next one.
+    uint64_t                              take_device_ns(uint32_t column);
     const cache_record &                  record(uint32_t column) const { return records[column]; } // of the last event
-    const copy_report &                   report(uint32_t column) const { return reports[column]; } // of the one before
+    const event_report &                  report(uint32_t column) const { return reports[column]; } // of the one before
     int                                   column_index(int layer, int family) const;                // -1: none
     std::shared_ptr<const cache_geometry> geometry_copy() const { return std::make_shared<cache_geometry>(geometry); }
 
@@ -162,6 +171,7 @@ private:
     std::unique_ptr<policy>                                  rules;
     expert_pools                                             pools;
     slot_map                                                 map;
+    std::unique_ptr<device_timer>                            timer; // while recording, where the device has one
     std::unique_ptr<slot_transfer>                           copies;
     std::unique_ptr<snapshot_journal>                        journal; // while recording
     std::unique_ptr<cache_manager>                           manager;
@@ -174,7 +184,7 @@ private:
 
     bool                      recording = false;
     std::vector<cache_record> records; // [columns]
-    std::vector<copy_report>  reports; // [columns]
+    std::vector<event_report> reports; // [columns]
 
     std::vector<uint32_t> event_items;
     std::vector<uint32_t> last_row; // [experts of a column] 1 + the last row that used it, 0: none

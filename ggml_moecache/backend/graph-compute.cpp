@@ -212,7 +212,11 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
         return fall_back(context, reason::no_cache, why);
     }
     if (context->log != nullptr) {
-        context->moe->cache->keep_records();
+        const std::string no_times = context->moe->cache->keep_records();
+        if (!no_times.empty()) {
+            GGML_LOG_WARN("moecache: the log will not have the times of the device's work and copies: %s\n",
+                          no_times.c_str());
+        }
     }
     if (!why.empty() && !fall_back(context, reason::fewer_slots, why)) {
         return false;

@@ -168,16 +168,18 @@ enum ggml_status moe_op::run_shared(plan_segment & segment) {
     for (const host_transfer & input : segment.rows->inputs()) {
         fetch(input);
     }
+    cache->before_wait();
     ggml_backend_synchronize(inner);
+    cache->after_wait();
     const uint32_t n_hits = cache->route(segment.column, segment.rows->ids(), segment.n_used, segment.n_tokens, misses);
     const bool     timed  = cache->keeps_records();
-    const uint64_t begin_ns = timed ? monotonic_ns() : 0;
     enum ggml_status status = GGML_STATUS_SUCCESS;
     if (n_hits > 0) {
+        cache->device_begins(segment.column);
         cache->upload(segment.column, segment.n_used, segment.n_tokens);
         status = inner->iface.graph_compute(inner, &segment.graph);
+        cache->device_ends(segment.column);
     }
-    const uint64_t device_ns = timed && device_get(dev)->standin && n_hits > 0 ? monotonic_ns() - begin_ns : 0;
     cache->launched();
     n_shared_hits += n_hits;
     n_shared_misses += misses.size();
@@ -189,8 +191,8 @@ enum ggml_status moe_op::run_shared(plan_segment & segment) {
             send_rows(segment);
         }
     }
-    if (timed) { // a GPU computes on by itself: its time is not known here
-        cache->add_times(segment.column, misses.empty() ? 0 : monotonic_ns() - host_begin_ns, device_ns);
+    if (timed && !misses.empty()) {
+        cache->add_cpu_time(segment.column, monotonic_ns() - host_begin_ns);
     }
     return status;
 }

@@ -68,7 +68,7 @@ private:
         std::vector<int32_t>         output_rows; // row -> token of layers that see output rows only
         uint64_t                     batch_id = 0;
         std::vector<cache_record>    records; // [blocks] with a cache
-        std::vector<copy_report>     reports; // [blocks]
+        std::vector<event_report>    reports; // [blocks]
         std::vector<snapshot_change> changes; // of the cache's snapshot, since the flight before
     };
 
@@ -82,6 +82,7 @@ private:
     void land_final();
     void take_records(flight & next);
     void finish(flight & last);
+    void finish_last(flight & last);
     void emit_block(const flight & done, size_t block_index, const char * memory, bool in_order);
     void wait_for_room(); // for one slot, where that is what a full ring means
     void emit_decisions(const flight & done, const cache_record & record);

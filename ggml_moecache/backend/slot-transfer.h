@@ -2,6 +2,7 @@
 // thread that runs the graph says about the readers of slots.
 #pragma once
 
+#include "backend/device-timer.h"
 #include "backend/expert-pools.h"
 #include "transfer/transfer.h"
 
@@ -20,7 +21,7 @@ struct slot_map {
     size_t parts(const copy_request & copy, std::array<expert_part, n_expert_roles> & out) const;
 };
 
-// When a copy was done, ns of the process's monotonic clock; 0: the device does not tell.
+// When a copy was done, ns of the process's monotonic clock, and how long it took; 0: not known.
 struct copy_time {
     uint64_t ready_ns    = 0;
     uint64_t duration_ns = 0;
@@ -28,7 +29,11 @@ struct copy_time {
 
 class slot_transfer : public transfer {
 public:
-    // Of the complete copy that was enqueued last into `slot`.
+    // From now on time_of() is known where the device can tell. `timer` must outlive the transfer.
+    virtual void keep_times(device_timer & timer) = 0;
+
+    // Of the complete copy that was enqueued last into `slot`. Copies that were handed to a GPU together are done
+    // together, and each has its share of the time.
     virtual copy_time time_of(uint32_t slot) const = 0;
 
     // Everything that reads slots for the events so far has been handed to the device: copies that wait for readers may

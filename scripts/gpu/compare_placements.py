@@ -2,7 +2,8 @@
 """Speed of the placements of a MoE model's experts, measured side by side with stock llama-bench.
 
 Every arm runs once per round, in turn, so that a drift of the machine meets all of them; the table gives the median
-over the rounds, its spread, and the ratio to full load of the same round. Needs Python and a CUDA build of llama.cpp.
+over the rounds, its spread, and the ratio to full load of the same round; then the peak of the device memory in use.
+Needs Python and a CUDA build of llama.cpp.
 
 Examples (from the project's root):
   python3 -m scripts.gpu.compare_placements --llama-bin BIN --plugin libggml-moecache.so -m MODEL.gguf --json out.json
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from pyanalysis.llama_bench import BenchError, run_llama_bench
+
+from .peak_memory import PeakMemory
 
 # name: (llama-bench options, environment); {device} is the stock device, {ours} the one of this project
 ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -82,6 +85,15 @@ def hit_rates(statuses: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def memory_table(peaks: dict[str, list[int | None]]) -> str:
+    """Per arm the most device memory that was in use at once, over all rounds, other processes' included."""
+    lines = [f"{'placement':32} {'peak MiB':>9}"]
+    for name, rounds in peaks.items():
+        known = [mib for mib in rounds if mib is not None]
+        lines.append(f"{name:32} {max(known) if known else 'not known':>9}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Run all rounds, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,19 +110,25 @@ def main() -> int:
     wanted = arguments.arms.split(",") if arguments.arms else [""]
     names = [name for name in ARMS if name == FULL_LOAD or any(part in name for part in wanted)]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    peaks: dict[str, list[int | None]] = {name: [] for name in names}
     statuses: dict[str, Any] = {}
     for index in range(arguments.rounds):
         for name in names:
             status = Path(tempfile.gettempdir()) / f"moecache-status-{os.getpid()}.json"
-            results[name].append(run_arm(arguments, name, status))
+            with PeakMemory() as peak:
+                results[name].append(run_arm(arguments, name, status))
+            peaks[name].append(peak.mib)
             if status.exists():
                 statuses[name] = json.loads(status.read_text())
                 status.unlink()
             print(f"round {index + 1}/{arguments.rounds}: {name}: {results[name][-1]}", file=sys.stderr, flush=True)
     print(table(results))
     print(hit_rates(statuses))
+    print(memory_table(peaks))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"speeds": results, "status": statuses}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"speeds": results, "peak_mib": peaks, "status": statuses}, indent=1) + "\n"
+        )
     return 0
 
 
