@@ -184,7 +184,7 @@ void routing_log::write_cache(const routing_event & event) {
     text += "],\"admitted\":[";
     for (size_t i = 0; i < decisions.size(); i++) {
         text += i > 0 ? "," : "";
-        append(text, geometry->expert_of_item(decisions[i].admitted));
+        append_expert(text, *geometry, decisions[i].admitted);
     }
     text += "],\"evicted\":[";
     bool first = true;

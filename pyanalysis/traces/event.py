@@ -48,7 +48,7 @@ RECORDS: dict[str, tuple[Field, ...]] = {
         Field("router_weights", "weights", nullable=True),
         Field("resident_experts", "int64", nullable=True),
         Field("cache_hit", "flags"),
-        Field("admitted", "ids"),
+        Field("admitted", "experts"),
         Field("evicted", "experts"),
         Field("copy_enqueued_ns", "int64", nullable=True),
         Field("copy_ready_ns", "int64", nullable=True),
@@ -87,7 +87,7 @@ class Event:
     router_weights: list[float] | None
     resident_experts: int | None = None
     cache_hit: list[bool] = field(default_factory=list)
-    admitted: list[int] = field(default_factory=list)
+    admitted: list[list[int]] = field(default_factory=list)
     evicted: list[list[int]] = field(default_factory=list)
     copy_enqueued_ns: int | None = None
     copy_ready_ns: int | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyanalysis.traces import metadata as run_json
@@ -30,7 +31,10 @@ _ROW_GROUP_ROWS = 1 << 18
 
 
 class ParquetReader:
-    """See log.Reader. Memory: one chunk of 65,536 rows. Line numbers are row numbers, from 1."""
+    """See log.Reader. Memory: one chunk of 65,536 rows. Line numbers are row numbers, from 1.
+
+    A column of lists that are all empty may have items of any type: there are none.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,12 +46,15 @@ class ParquetReader:
         except (pa.ArrowException, ValueError) as error:
             raise TraceError(path, None, f"is no Parquet file, or a truncated one: {error}") from None
         have = self._file.schema_arrow
+        self._must_be_empty: list[str] = []
         for field in SCHEMA:
             if field.name not in have.names:
                 raise TraceError(path, None, f"is no routing log: it has no column {field.name}")
-            if have.field(field.name).type != field.type:
-                reason = f"the column {field.name} has type {have.field(field.name).type}, not {field.type}"
-                raise TraceError(path, None, reason)
+            if have.field(field.name).type == field.type:
+                continue
+            if not (pa.types.is_list(field.type) and pa.types.is_list(have.field(field.name).type)):
+                raise self._wrong_type(field.name)
+            self._must_be_empty.append(field.name)
         text = (self._file.metadata.metadata or {}).get(_METADATA_KEY)
         self.metadata: Metadata | None = None if text is None else run_json.parse(path, text.decode(errors="replace"))
         if self.metadata is None:
@@ -58,7 +65,7 @@ class ParquetReader:
         total = max(self._file.metadata.num_rows, 1)
         try:
             for batch in self._file.iter_batches(_CHUNK_ROWS, columns=SCHEMA.names):
-                table = pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA)
+                table = self._with_empty_lists(pa.Table.from_batches([batch]).select(SCHEMA.names)).cast(SCHEMA)
                 lines = np.arange(done + 1, done + 1 + table.num_rows)
                 done += table.num_rows
                 if not is_valid(table):
@@ -67,6 +74,20 @@ class ParquetReader:
                 yield Chunk(table, lines, done / total)
         except (OSError, pa.ArrowException, ValueError) as error:
             raise TraceError(self.path, None, f"is damaged after row {done}: {error}") from None
+
+    def _wrong_type(self, name: str) -> TraceError:
+        have = self._file.schema_arrow.field(name).type
+        return TraceError(self.path, None, f"the column {name} has type {have}, not {SCHEMA.field(name).type}")
+
+    def _with_empty_lists(self, table: pa.Table) -> pa.Table:
+        for name in self._must_be_empty:
+            column = table[name]
+            if pc.sum(pc.list_value_length(column)).as_py():
+                raise self._wrong_type(name)
+            field = SCHEMA.field(name)
+            empty = pc.if_else(pc.is_valid(column), pa.scalar([], field.type), pa.scalar(None, field.type))
+            table = table.set_column(table.column_names.index(name), field, empty)
+        return table
 
     def _valid_rows(
         self, table: pa.Table, first: int, on_problem: OnProblem

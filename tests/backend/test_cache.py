@@ -159,7 +159,7 @@ def test_the_log_replays_exactly(build: Build, tmp_path: Path, policy: str) -> N
     for index, event in enumerate(logged):
         assert event["cache_hit"] == replay.hit[replay.offsets[index] : replay.offsets[index + 1]].tolist()
         decisions = by_event.get(index, [])
-        assert event["admitted"] == [replay.admitted_expert[d] for d in decisions]
+        assert event["admitted"] == [[replay.admitted_layer[d], replay.admitted_expert[d]] for d in decisions]
         evicted = [
             [replay.evicted_layer[d], replay.evicted_expert[d]] for d in decisions if replay.evicted_layer[d] >= 0
         ]
@@ -232,7 +232,7 @@ def test_ubatches_of_several_tokens_replay_exactly(build: Build, tmp_path: Path,
         for row in rows:
             assert row["cache_hit"] == [hits[expert] for expert in row["expert_ids"]]
         made = decisions.get(index, [])
-        assert rows[-1]["admitted"] == [replay.admitted_expert[d] for d in made]
+        assert rows[-1]["admitted"] == [[replay.admitted_layer[d], replay.admitted_expert[d]] for d in made]
         evicted = [[replay.evicted_layer[d], replay.evicted_expert[d]] for d in made if replay.evicted_layer[d] >= 0]
         assert rows[-1]["evicted"] == evicted
         assert all(row["admitted"] == [] for row in rows[:-1])

@@ -49,7 +49,7 @@ def test_an_admitted_expert_is_visible_at_the_next_token_and_not_before(
         held = [(layer, expert) in resident for expert in event["expert_ids"]]
         assert event["cache_hit"] == held
         evicted = {tuple(pair) for pair in event["evicted"]}
-        admitted = {(layer, expert) for expert in event["admitted"]}
+        admitted = {tuple(pair) for pair in event["admitted"]}
         assert evicted <= resident
         assert not admitted & resident
         n_next_token += sum(held)
@@ -77,7 +77,7 @@ def test_an_expert_under_way_is_the_cpu_s(build: Build, tmp_path: Path, slow: di
     assert all(event["copy_enqueued_ns"] < event["copy_ready_ns"] for event in ready)
     if not in_time:
         assert figures["n_copies_late"] > 0
-        admitted = {(event["layer_id"], expert) for event in log.events[:N_LAYERS] for expert in event["admitted"]}
+        admitted = {tuple(pair) for event in log.events[:N_LAYERS] for pair in event["admitted"]}
         second = log.events[N_LAYERS : 2 * N_LAYERS]
         wanted = [
             hit

@@ -140,7 +140,7 @@ def test_families_of_a_layer_are_told_apart(build: Build, tmp_path: Path, per_la
         evictions += len(left)
         assert left <= content
         assert not left & (after or set())
-        content = (content - left) | {(event["layer_id"], expert, event["family"]) for expert in event["admitted"]}
+        content = (content - left) | experts_of(event["admitted"])
     assert evictions > 0
     assert any(len(item) == 3 for event in events for item in event["evicted"])
 

@@ -19,7 +19,7 @@ def cached_log():
         hits = [[False, False], [True, False], [True, True]][(batch - 1) % 3]
         n_misses = hits.count(False)
         for layer in (0, 1):
-            admitted = [7, 8][:n_misses] if layer == 0 else []
+            admitted = [[0, 7], [0, 8]][:n_misses] if layer == 0 else []
             events.append(
                 event(
                     batch_id=batch,

@@ -79,7 +79,9 @@ def test_schema_has_the_fields_of_the_code(line_schema, kind):
 VALID = [
     logs.event(),
     logs.event(router_weights=None, batch_id=-1, top1_token=-1),
-    logs.event(cache_hit=[True, False], admitted=[0], evicted=[[0, 3], [1, 2]], resident_experts=7, copy_bytes=4096),
+    logs.event(
+        cache_hit=[True, False], admitted=[[0, 0]], evicted=[[0, 3], [1, 2]], resident_experts=7, copy_bytes=4096
+    ),
     logs.event(copy_enqueued_ns=5, copy_ready_ns=9, ready_before_next_token=True, copy_duration_ns=4),
     logs.event(router_weights=[1, 0], unknown={"a": [1, None]}),
     logs.overflow(3, 12),

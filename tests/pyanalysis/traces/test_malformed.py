@@ -267,6 +267,23 @@ def test_parquet_with_another_column_type(parquet):
         traces.read_trace(parquet)
 
 
+def test_parquet_with_other_items_in_a_list(parquet):
+    """Where all lists are empty there are none; one that is not would be read as something else."""
+    table = pq.read_table(parquet)
+    index = table.schema.get_field_index("admitted")
+    lists = table["admitted"].to_pylist()
+    assert not any(lists)
+    pq.write_table(
+        table.set_column(index, "admitted", pa.array(lists, pa.list_(pa.int32()))), parquet.with_name("e.parquet")
+    )
+    read = traces.read_trace(parquet.with_name("e.parquet"))
+    assert (read.ids == traces.read_trace(parquet).ids).all()
+    with_one = [[7] if row == 3 else one for row, one in enumerate(lists)]
+    pq.write_table(table.set_column(index, "admitted", pa.array(with_one, pa.list_(pa.int32()))), parquet)
+    with pytest.raises(traces.TraceError, match=r"the column admitted has type list<.*: int32>, not list<.*list<"):
+        traces.read_trace(parquet)
+
+
 def test_parquet_with_a_bad_row(parquet):
     table = pq.read_table(parquet)
     index = table.schema.get_field_index("phase")

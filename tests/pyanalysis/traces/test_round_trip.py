@@ -144,7 +144,9 @@ def test_fast_way_takes_the_log_of_the_plugin():
     assert jsonl._NO_CACHE in plain
     table = jsonl._parse_block(plain)
     assert records_of(table) == logs.base_events()
-    cached = [{**e, "cache_hit": [True, False], "resident_experts": 3, "admitted": [0]} for e in logs.base_events()]
+    cached = [
+        {**e, "cache_hit": [True, False], "resident_experts": 3, "admitted": [[0, 0]]} for e in logs.base_events()
+    ]
     assert records_of(jsonl._parse_block(logs.text_of(cached).encode())) == cached
 
 
