@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Hit rates of runs with a cache, from their logs, beside what the simulator predicts for the same routing.
 
-Policy and capacity are those of the log. Predicted with copies that are there at the next token, and with copies that take
-as long as a cost model says; event by event, with the runtime's own policy code.
+Policy and capacity are those of the log. Predicted with copies that are there at the next token, and with copies that
+take as long as a cost model says; event by event, with the runtime's own policy code.
 
 Example (from the project's root, after STEPS=hit_rates scripts/gpu/measure out):
   for f in out/hits-*.tgz; do tar xzf $f -C out; done

@@ -11,16 +11,13 @@ import dataclasses
 import pytest
 
 from tests.harness.environment import Build, reference_device
-from tests.harness.exact import assert_as_stock
+from tests.harness.exact import CAPACITIES, assert_as_stock
 from tests.harness.plan import ModelOptions, Plan
 from tests.harness.runner import run_moecache
 from tests.harness.scenarios import STANDARD
 from tests.models.families.table import FAMILIES, MOE_FAMILIES
 from tests.models.generate import TYPES, model_path
 from tests.models.tokenizer import embedded_model
-
-# Between the two a GPU rounds otherwise than the CPU: test_mixed.py.
-CAPACITIES = ("0", "all") if reference_device() else ("0", "40%", "all")
 
 # Every family in two types and every type in three families at least; the rest of the product is --full.
 COVERING = {

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.difference import compare
 from tests.harness.environment import Build, reference_device
-from tests.harness.exact import assert_as_stock
+from tests.harness.exact import CAPACITIES, assert_as_stock
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
 from tests.harness.runner import run_moecache, run_reference
 from tests.harness.scenarios import token_stream
@@ -16,7 +16,7 @@ from tests.models.lora import adapter_path
 FAMILIES = ("qwen3moe", "mixtral", "gpt-oss", "olmoe", "grovemoe", "qwen3moe-scaled")
 
 
-@pytest.mark.parametrize("capacity", ["0", "40%", "all"])
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapter_on_experts(build: Build, family: str, capacity: str) -> None:
     """Set, at half scale and taken off again between decodes: each step as stock; the adapter changes the logits."""

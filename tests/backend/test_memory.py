@@ -5,22 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.harness.difference import compare
 from tests.harness.environment import Build
+from tests.harness.exact import CAPACITIES, assert_as_stock
 from tests.harness.plan import ModelOptions, Plan, Scenario, Step, decode
-from tests.harness.runner import run_moecache, run_reference
+from tests.harness.runner import run_moecache
 from tests.harness.scenarios import token_stream
 from tests.models.families.table import MOE_FAMILIES
 from tests.models.generate import model_path
-
-CAPACITIES = ("0", "40%", "all")
 
 
 def _equal_to_stock(build: Build, family: str, scenario: Scenario, capacity: str) -> dict[str, np.ndarray]:
     plan = Plan(ModelOptions(str(model_path(family, "Q4_0"))), (scenario,))
     actual = run_moecache(build, plan, capacity=capacity).logits()
-    difference = compare(run_reference(build, plan, capacity=capacity).logits(), actual)
-    assert difference.equal, str(difference)
+    assert_as_stock(build, plan, actual, capacity=capacity)
     return actual
 
 

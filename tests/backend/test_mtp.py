@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.difference import compare
 from tests.harness.environment import Build
+from tests.harness.exact import CAPACITIES
 from tests.harness.plan import ModelOptions, Plan, Scenario, decode
 from tests.harness.runner import run_moecache, run_reference
 from tests.harness.scenarios import prefill_and_decode, token_stream
@@ -31,7 +32,7 @@ def _mtp_scenario() -> Scenario:
     return Scenario("mtp", seeded, is_mtp=True)
 
 
-@pytest.mark.parametrize("capacity", ["0", "40%", "all"])
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("type_name", ["F32", "Q4_0", "Q4_K+Q6_K"])
 def test_mtp_layer(build: Build, type_name: str, capacity: str) -> None:
     """A trunk context, then an MTP context: each knows the layers of its own graphs only."""

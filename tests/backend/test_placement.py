@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from tests.harness.environment import Build, reference_device
-from tests.harness.exact import assert_as_stock
+from tests.harness.exact import CAPACITIES, assert_as_stock
 from tests.harness.plan import ModelOptions, Plan
 from tests.harness.runner import Result, run_moecache
 from tests.harness.scenarios import prefill_and_decode, two_sequences
 from tests.models.generate import model_path
 
-CAPACITIES = ("0", "40%", "all")
 SCENARIOS = (prefill_and_decode(7), prefill_and_decode(100), two_sequences())
 LOAD_MODES = {"none": 0, "mmap": 1, "mlock": 2, "direct-io": 4}
 

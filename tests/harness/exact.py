@@ -9,6 +9,9 @@ from tests.harness.environment import Build, reference_device
 from tests.harness.plan import Plan
 from tests.harness.runner import reference_is_reproducible, run_reference
 
+# Between the two a GPU rounds otherwise than the CPU, which computes the misses: tests/backend/test_mixed.py.
+CAPACITIES = ("0", "all") if reference_device() else ("0", "40%", "all")
+
 N_REPEATS = 4  # pairs of runs of stock before its result counts as reproducible
 
 
