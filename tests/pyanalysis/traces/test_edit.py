@@ -311,8 +311,8 @@ def test_shuffle_stays_within_requests(tmp_path):
 def test_shuffle_empties_the_cache_fields(tmp_path):
     cached = [
         {**e, "cache_hit": [True, False], "resident_experts": 3, "admitted": [[0, 0]], "evicted": [[0, 1]],
-         "copy_bytes": 9, "copy_enqueued_ns": 1, "copy_ready_ns": 2, "ready_before_next_token": True, "copy_duration_ns": 1,
-         "cpu_duration_ns": 5, "cuda_duration_ns": 6}
+         "copy_bytes": 9, "copy_enqueued_ns": 1, "copy_ready_ns": 2, "ready_before_next_token": True,
+         "copy_duration_ns": 1, "cpu_duration_ns": 5, "cuda_duration_ns": 6}
         for e in logs.base_events()
     ]  # fmt: skip
     residency = {"type": "residency", "run_id": "run-1", "context_id": 0, "generation": 3, "full": [[0, 1]]}
