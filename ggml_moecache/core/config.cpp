@@ -13,7 +13,9 @@ namespace moecache {
 static const variable_info table[] = {
     { "GGML_MOECACHE_CAPACITY", "0", "a number of experts, a share like 25%, a size like 2GiB or 512MiB, auto, or all",
       "Experts that have a slot on the device. 0: every expert is computed by the CPU, the rest of the model by the device. all: "
-      "every expert has a copy and the device computes everything. auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB." },
+      "every expert has a copy and the device computes everything. auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB, "
+      "taken at the second graph, when a program has loaded its draft model; with GGML_MOECACHE_LOG at the first one, so name a "
+      "number where there is a draft model as well." },
     { "GGML_MOECACHE_PER_LAYER", "0", "0 or 1",
       "1: every layer has slots of its own; a capacity in experts or percent is then of each layer. 0: all layers share." },
     { "GGML_MOECACHE_POLICY", default_policy, "a policy, name:parameter=value:...",
