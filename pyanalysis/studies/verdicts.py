@@ -9,6 +9,7 @@ requests. (That cost models are judged apart was decided after the first run, wh
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -265,7 +266,7 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
             *(_share(c.late, c.copies - (c.prefetches or 0)), _rate(c.prefetches, c.tokens.sum())),
             *(_share(c.in_time, c.asked), _share(c.asked, c.prefetches), _share(c.used, c.prefetches)),
             *(_share(c.delayed, c.copies - (c.prefetches or 0)), _share(c.made_late, c.copies - (c.prefetches or 0))),
-            c.least_confidence if c.prefetches is not None else None,
+            _least(c),
         ]
         for c in cells
     ]
@@ -285,6 +286,13 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
         "least confidence",
     ]
     findings.table("points", header, rows)
+
+
+def _least(cell: Cell) -> float | str | None:
+    """The least confidence of its prefetches; None: it never prefetches."""
+    if cell.prefetches is None:
+        return None
+    return cell.least_confidence if math.isfinite(cell.least_confidence) else "off"
 
 
 def _share(part: int | None, of: int | None) -> float | None:
