@@ -273,7 +273,7 @@ def _cell(
         accesses=sums.accesses,
         tokens=sums.tokens,
         predict_ns=spent,
-        cpu_miss_ns=cost.cpu_miss_ns,
+        dearer_copy_ns=max(0.0, cost.cpu_miss_ns - cost.copy_event_ns),
         copy_bytes=counts["copies"] * (cost.expert_bytes or 0),
         enough_units=part.has_intervals,
         **counts,
