@@ -18,7 +18,7 @@ from pyanalysis.studies.predictors.base import before, popularity
 from pyanalysis.studies.predictors.sequence import shuffled, states_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyanalysis.studies.routing import Routing
 
@@ -68,17 +68,27 @@ class Reservoir:
             return
         held = max(1, len(targets) // 10) if len(targets) > 1 else 0
         kept = len(targets) - held
-        gram, cross = self._products(routing, sources[:kept], targets[:kept])
+        # With fewer pairs than features the matrix of pairs is the smaller one to solve.
+        make = self._by_pairs if len(targets) < self._n_units + self._mean.size + 1 else self._by_features
+        solve = make(routing, sources[:kept], targets[:kept])
         best, least = _RIDGES[-1], np.inf
         if held and kept:
             x = self._features(routing, sources[kept:][:_ROWS])
             y = self._centred(routing, targets[kept:][:_ROWS])
             for ridge in _RIDGES:
-                error = float(np.mean((x @ _ridge(gram, cross, ridge) - y) ** 2))
+                error = float(np.mean((x @ solve(ridge) - y) ** 2))
                 best, least = (ridge, error) if error < least else (best, least)
-        more_gram, more_cross = self._products(routing, sources[kept:], targets[kept:])
-        self._readout = _ridge(gram + more_gram, cross + more_cross, best)
+        self._readout = make(routing, sources, targets)(best)
         self._readout[-1] += self._share.ravel()
+
+    def _by_features(self, routing: Routing, sources: Array, targets: Array) -> Callable[[float], Array]:
+        """The read-out for each strength of the ridge."""
+        gram, cross = self._products(routing, sources, targets)
+        return lambda strength: ridge_by_features(gram, cross, strength)
+
+    def _by_pairs(self, routing: Routing, sources: Array, targets: Array) -> Callable[[float], Array]:
+        x, y = self._features(routing, sources), self._centred(routing, targets)
+        return lambda strength: ridge_by_pairs(x, y, strength)
 
     def _products(self, routing: Routing, sources: Array, targets: Array) -> tuple[Array, Array]:
         size = self._n_units + self._mean.size + 1
@@ -156,9 +166,23 @@ class Reservoir:
         return int(self._readout.nbytes + self._recurrent.nbytes + rows)
 
 
-def _ridge(gram: Array, cross: Array, strength: float) -> Array:
+def _shrinking(size: int, strength: float) -> Array:
     """The constant, last, is not shrunk."""
-    shrink = np.full(len(gram), strength, dtype=np.float64)
+    shrink = np.full(size, strength, dtype=np.float64)
     shrink[-1] = 1e-6
-    solved: Array = np.linalg.solve(gram.astype(np.float64) + np.diag(shrink), cross.astype(np.float64))
+    return shrink
+
+
+def ridge_by_features(gram: Array, cross: Array, strength: float) -> Array:
+    """Float32[f, o] from gram [f, f] = x.T x and cross [f, o] = x.T y."""
+    shrink = np.diag(_shrinking(len(gram), strength))
+    solved: Array = np.linalg.solve(gram.astype(np.float64) + shrink, cross.astype(np.float64))
+    return solved.astype(np.float32)
+
+
+def ridge_by_pairs(x: Array, y: Array, strength: float) -> Array:
+    """The same from x [n, f] and y [n, o] by a system of n equations."""
+    x = x.astype(np.float64)
+    shrunk = x / _shrinking(x.shape[1], strength)
+    solved: Array = shrunk.T @ np.linalg.solve(shrunk @ x.T + np.eye(len(x)), y.astype(np.float64))
     return solved.astype(np.float32)

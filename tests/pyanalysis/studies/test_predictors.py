@@ -9,7 +9,7 @@ from pyanalysis.studies.estimators.recall import found_in_best
 from pyanalysis.studies.predictors.activation_match import ActivationMatch
 from pyanalysis.studies.predictors.next_use import FARTHEST, NextUse, gaps_ahead
 from pyanalysis.studies.predictors.perceptron import Perceptron
-from pyanalysis.studies.predictors.reservoir import Reservoir
+from pyanalysis.studies.predictors.reservoir import Reservoir, ridge_by_features, ridge_by_pairs
 from pyanalysis.studies.predictors.sequence import shuffled
 from pyanalysis.studies.predictors.state_space import HALF_LIVES, StateSpace
 from pyanalysis.studies.predictors.table import PREDICTORS
@@ -84,6 +84,18 @@ def test_the_states_are_running_means():
         for token in (0, 9, 10, 30):
             expected = (1 - a) * sum(a ** (token - t) * driven[int(t == 10)] for t in range(token + 1))
             assert np.allclose(states[token, place], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_ridge_regression_by_features_and_by_pairs(n):
+    generator = np.random.default_rng(9)
+    x = np.column_stack([generator.standard_normal((n, 7)), np.ones(n)])
+    y = generator.standard_normal((n, 2)) + 3
+    both = ridge_by_features(x.T @ x, x.T @ y, 0.5), ridge_by_pairs(x, y, 0.5)
+    assert np.allclose(*both, atol=1e-4)
+    # the constant is free: the slope of the penalized squares is 0 by each weight
+    slope = x.T @ (x @ both[1] - y) + np.array([*[0.5] * 7, 0])[:, None] * both[1]
+    assert np.abs(slope).max() < 1e-4
 
 
 def test_the_gradient_against_finite_differences():
