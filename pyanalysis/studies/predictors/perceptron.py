@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 2
 BATCH = 256
-_FEWEST_STEPS = 100  # of a round
+_FEWEST_STEPS = 40  # of a round
 _DECAYS = (0.9, 0.999)
 
 
@@ -61,9 +61,10 @@ class Perceptron:
         """Learn from the samples 0 to n_samples - 1. A round takes each once in a random order, few of them repeatedly.
 
         The last `n_held` are not learnt from: training ends when their loss was above the least one after PATIENCE
-        rounds, and the weights with the least loss stay (with none held: the last ones).
+        rounds, and the weights with the least loss stay, which may be those of the beginning (none held: the last).
         """
-        held, best, least, rises = np.arange(n_samples - n_held, n_samples), self.parameters, np.inf, 0
+        held, rises = np.arange(n_samples - n_held, n_samples), 0
+        best, least = [p.copy() for p in self.parameters], self._loss(samples, held) if n_held else np.inf
         moments = [[np.zeros_like(p) for p in self.parameters] for _ in _DECAYS]
         n_learnt, step = n_samples - n_held, 0
         repeats = max(1, _FEWEST_STEPS * BATCH // n_learnt)

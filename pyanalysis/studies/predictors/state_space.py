@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 HALF_LIVES = (1, 4, 16, 64, 256)  # tokens
-_FORCED_ROUNDS, _SAMPLED_ROUNDS = 24, 8  # at most
+_FORCED_ROUNDS, _SAMPLED_ROUNDS = 40, 10  # at most
 _ROLLED = 0.5
 _RATE = 2e-4
 _LEAST_SHARE = 1e-6  # of popularity: its logit must be finite

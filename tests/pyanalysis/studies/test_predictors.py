@@ -64,7 +64,7 @@ def test_a_perceptron_learns_what_no_line_separates():
     def samples(places):
         return x[places], y[places], np.repeat(counted, len(places), axis=0)
 
-    model.train(samples, 2000, n_held=200, rounds=20, rate=1e-2, generator=generator)
+    model.train(samples, 2000, n_held=200, rounds=40, rate=1e-2, generator=generator)
     found = model.probabilities(x)
     assert np.abs(found[:, 0] - y[:, 0]).max() < 0.05
     assert np.allclose(found[:, 1], 0.1)
@@ -127,12 +127,12 @@ def test_training_keeps_the_weights_of_the_least_held_out_loss():
         return x[places], y[places], np.ones((len(places), 2))
 
     found = []
-    for n_held, rounds in ((200, 1), (200, 20), (0, 1), (0, 2)):
+    for n_held, rounds in ((200, 0), (200, 20), (0, 1), (0, 2)):
         model = Perceptron(30, 64, np.zeros(2), np.random.default_rng(7))
         generator = np.random.default_rng(8)
         model.train(samples, 400, n_held=n_held, rounds=rounds, rate=2e-3, generator=generator)
         found.append(model.parameters[0])
-    assert (found[0] == found[1]).all()
+    assert (found[0] == found[1]).all()  # the first ones
     assert not np.allclose(found[2], found[3])
 
 
