@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 HALF_LIVES = (1, 4, 16, 64, 256)  # tokens
 _FORCED_ROUNDS, _SAMPLED_ROUNDS = 40, 10  # at most
+_MOST_TOKENS = 20_000  # of so many rounds; more tokens are seen less often
 _ROLLED = 0.5
 _RATE = 2e-4
 _LEAST_SHARE = 1e-6  # of popularity: its logit must be finite
@@ -86,7 +87,8 @@ class StateSpace:
             return x, y, counted
 
         n_held = len(targets) // 10
-        for samples, rounds in ((forced, _FORCED_ROUNDS), (sampled, _SAMPLED_ROUNDS)):
+        for samples, most in ((forced, _FORCED_ROUNDS), (sampled, _SAMPLED_ROUNDS)):
+            rounds = max(1, min(most, most * _MOST_TOKENS // len(targets)))
             self._readout.train(samples, len(targets), n_held=n_held, rounds=rounds, rate=_RATE, generator=generator)
 
     # --- states ---
