@@ -89,7 +89,13 @@ def run(given: argparse.Namespace) -> int:
         raise MissingDependencyError(
             f"moecache study needs {error.name}, which is not installed: pip install 'ggml-moecache[study]'"
         ) from None
-    findings = work(_request(study, given))
+    request = _request(study, given)
+    findings = work(request)
+    if "capacity" in study.takes and study.name != "regime":
+        from pyanalysis.studies import regime  # noqa: PLC0415 - each command imports only what it needs
+
+        findings.heading("Operating regime")
+        findings.notes(regime.notes(request))
     facts = {
         "study": study.name,
         "command": _command(sys.argv[1:]),

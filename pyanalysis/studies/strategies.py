@@ -101,7 +101,7 @@ def run(request: Request) -> Findings:
                     cells += _strategy(strategy, context, bench, split, least=least, request=request, pool=pool)
                 except NotApplicableError as reason:
                     notes.append(f"{strategy.name} on {split.name}: not replayed, {reason}")
-    return _report(request, benches, strategies, cells, list(dict.fromkeys(notes)))
+    return _report(request, strategies, cells, list(dict.fromkeys(notes)))
 
 
 def _bench(name: str, trace: Trace, request: Request) -> _Bench:
@@ -280,9 +280,7 @@ def _cell(
     )
 
 
-def _report(
-    request: Request, benches: list[_Bench], strategies: list[Strategy], cells: list[Cell], notes: list[str]
-) -> Findings:
+def _report(request: Request, strategies: list[Strategy], cells: list[Cell], notes: list[str]) -> Findings:
     findings = Findings("moecache study strategies")
     findings.say(
         f"Clocked replays over whole traces, prompts included; the decoded tokens of the held-out part count. Compared "
@@ -294,18 +292,6 @@ def _report(
         "prediction reads of its tables, at the rate at which the cost model's CPU reads a missed expert, one after "
         "the other with everything else."
     )
-    for bench in benches:
-        findings.notes([_regime(bench, request)])
     findings.notes(notes)
     verdicts.add(findings, cells, WINNER, [one.name for one in strategies if not one.bound], seed=request.seed)
     return findings
-
-
-def _regime(bench: _Bench, request: Request) -> str:
-    """What a step uses against what the cache has: the operating regime."""
-    k = float((bench.routing.ids >= 0).sum(axis=2).mean())
-    per_layer = ", ".join(
-        f"{percent:g} %: {k * len(bench.routing.layers) / sum(bench.slots(percent, request)):.2f}"
-        for percent in request.percents
-    )
-    return f"{bench.name}: experts that a decoded token uses over the slots, at {per_layer}"
