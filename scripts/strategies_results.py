@@ -1,4 +1,4 @@
-"""The report of moecache study strategies as two small files: README.md without the table of all replays, and one JSON.
+"""The report of moecache study strategies as two small files: README.md without plots and replays, and one JSON.
 
 usage: scripts/strategies_results.py REPORT OUT
 """
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 DIGITS = 5
-NOT_IN_README, REGIME, TIMES = "## Every replay", "## Operating regime", "## Time and memory"
+PLOTS, REGIME, TIMES = "## Time per token against capacity", "## Operating regime", "## Time and memory"
 
 
 def main(report: Path, out: Path) -> None:
     """Write OUT/README.md and OUT/strategies.json; without times and memory, which differ from run to run."""
     study = json.loads((report / "study.json").read_text(encoding="utf-8"))
     text = (report / "README.md").read_text(encoding="utf-8")
-    kept = text.split(NOT_IN_README)[0] + REGIME + text.split(REGIME)[1].split(TIMES)[0].rstrip()
+    kept = text.split(PLOTS)[0] + REGIME + text.split(REGIME)[1].split(TIMES)[0].rstrip()
     note = "Every replay, by capacity: `strategies.json`. Made by `scripts/strategies`."
     out.mkdir(parents=True, exist_ok=True)
     (out / "README.md").write_text(f"{kept}\n\n{note}\n", encoding="utf-8")

@@ -138,7 +138,17 @@ def test_the_results_of_strategies_are_their_report_without_times(tmp_path):
     points = [{"held out": "a", "hit rate": 1 / 3, "least": "off"}, {"held out": "a", "hit rate": None, "least": 0.4}]
     study = {"command": "moecache study strategies", "seconds": 7, "tables": {"points": points, "empty": []}}
     (report / "study.json").write_text(json.dumps(study))
-    parts = ["# Verdicts", "## Every replay", "rows", "## Operating regime", "- a: 0.5", "## Time and memory", "7 s"]
+    plots = "## Time per token against capacity"
+    parts = [
+        "# Verdicts",
+        plots,
+        "## Every replay",
+        "rows",
+        "## Operating regime",
+        "- a: 0.5",
+        "## Time and memory",
+        "7 s",
+    ]
     (report / "README.md").write_text("\n\n".join(parts))
     strategies_results.main(report, out)
     assert json.loads((out / "strategies.json").read_text()) == {
