@@ -139,16 +139,7 @@ def test_the_results_of_strategies_are_their_report_without_times(tmp_path):
     study = {"command": "moecache study strategies", "seconds": 7, "tables": {"points": points, "empty": []}}
     (report / "study.json").write_text(json.dumps(study))
     plots = "## Time per token against capacity"
-    parts = [
-        "# Verdicts",
-        plots,
-        "## Every replay",
-        "rows",
-        "## Operating regime",
-        "- a: 0.5",
-        "## Time and memory",
-        "7 s",
-    ]
+    parts = ["# V", plots, "## Every replay", "rows", "## Operating regime", "- a: 0.5", "## Time and memory", "7 s"]
     (report / "README.md").write_text("\n\n".join(parts))
     strategies_results.main(report, out)
     assert json.loads((out / "strategies.json").read_text()) == {
@@ -163,4 +154,4 @@ def test_the_results_of_strategies_are_their_report_without_times(tmp_path):
         },
     }
     text = (out / "README.md").read_text()
-    assert text.startswith("# Verdicts\n\n## Operating regime\n\n- a: 0.5\n\nEvery replay, by capacity")
+    assert text.startswith("# V\n\n## Operating regime\n\n- a: 0.5\n\nEvery replay, by capacity")
