@@ -105,7 +105,10 @@ def test_where_candidates_appear_and_when_they_are_due(when, predictor):
     assert len(event) == 5 * sources[when]
 
 
-@pytest.mark.parametrize("name", [one.name for one in STRATEGIES if one.name != "prefill-hot"])
+COMBINED = ["retention:predictor=state-space", "prefetch:predictor=state-space:when=token:order=scheduling"]
+
+
+@pytest.mark.parametrize("name", [*(one.name for one in STRATEGIES if one.name != "prefill-hot"), *COMBINED])
 def test_a_strategy_does_not_know_the_future(name):
     """Another routing from token 90 on: the scores and candidates of all events before are the same."""
     trace = made_trace()
