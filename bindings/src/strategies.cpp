@@ -64,6 +64,7 @@ static nb::dict as_dict(strategy_result && r) {
     result["expired"]         = r.expired;
     result["held_already"]    = r.held_already;
     result["without_slot"]    = r.without_slot;
+    result["end_ns"]          = r.end_ns;
     result["demand_delay_ns"] = r.demand_delay_ns;
     result["demand_victims"]  = r.demand_victims;
     result["agreed"]          = r.agreed;

@@ -29,10 +29,11 @@ examples:
   moecache study --list
   moecache study frequency traces/tiny-long.parquet --report frequency
   moecache study prediction traces/tiny-long.parquet traces/tiny-heterogeneous-parallel-1.parquet --report prediction
-  moecache study strategies traces/tiny-long.parquet --cost h200,rtx-4060-ti --capacity 10,25 --report strategies
+  moecache study strategies traces/tiny-long.parquet --cost h200-calibrated --capacity 10,25 --report strategies
   moecache study transitions trace.npz --tokens 16384 --json | jq .tables
 """
 _CAPACITIES = "5,10,15,25,45"
+_COSTS = "h200-calibrated,rtx-4060-ti"
 
 
 def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
@@ -53,7 +54,11 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
         "--capacity", metavar="LIST", help=f"percentages of the experts by comma (default: {_CAPACITIES})"
     )
     parser.add_argument("--per-layer", action="store_true", help="a budget for each layer (default: one for all)")
-    parser.add_argument("--cost", metavar="LIST", help="cost models by comma: JSON files, or h200, rtx-4060-ti")
+    parser.add_argument(
+        "--cost",
+        metavar="LIST",
+        help=f"cost models by comma: JSON files, or h200-calibrated, h200, rtx-4060-ti (default: {_COSTS})",
+    )
     parser.add_argument("--predictors", metavar="LIST", help="only these predictors, by comma")
     parser.add_argument("--strategies", metavar="LIST", help="only these strategies, by comma")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
@@ -84,7 +89,13 @@ def run(given: argparse.Namespace) -> int:
         raise MissingDependencyError(
             f"moecache study needs {error.name}, which is not installed: pip install 'ggml-moecache[study]'"
         ) from None
-    findings = work(_request(study, given))
+    request = _request(study, given)
+    findings = work(request)
+    if "capacity" in study.takes and study.name != "regime":
+        from pyanalysis.studies import regime  # noqa: PLC0415 - each command imports only what it needs
+
+        findings.heading("Operating regime")
+        findings.notes(regime.notes(request))
     facts = {
         "study": study.name,
         "command": _command(sys.argv[1:]),
@@ -134,7 +145,7 @@ def _request(study: Study, given: argparse.Namespace) -> registry.Request:
         traces=_traces(given.traces, n_tokens),
         seed=given.seed,
         percents=_percents(given.capacity or _CAPACITIES),
-        costs=_costs(given.cost or "h200,rtx-4060-ti") if "cost" in study.takes else (),
+        costs=_costs(given.cost or _COSTS) if "cost" in study.takes else (),
         per_layer=given.per_layer,
         n_tokens=n_tokens,
         predictors=_names(given.predictors),

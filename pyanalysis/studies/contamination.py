@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggml_moecache import _native
 from pyanalysis.decide.parts import only_events
 from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-POLICIES = ("lru", "cumulative-lfu", "decayed-lfu:half-life=64", "hindsight-static", "belady")
+POLICIES = ("lru", "cumulative-lfu", _native.default_policy, "hindsight-static", "belady")
 ALIKE = 0.9  # share of a token's experts; batches of other shapes round differently and move a few
 FEWEST = 8  # tokens; a shorter common beginning is a token or two that every prompt has (a template's is longer)
 _PAIRS_AT_ONCE = 20_000
@@ -35,6 +36,7 @@ def run(request: Request) -> Findings:
     )
     rows: list[list[Any]] = []
     rates: list[list[Any]] = []
+    notes: list[str] = []
     for name, trace in request.traces:
         request.progress(f"contamination: {name}")
         tokens, number = sequences(trace)
@@ -48,6 +50,9 @@ def run(request: Request) -> Findings:
         share = float(longest[shared].sum() / max(n_tokens, 1))
         rows.append([name, len(tokens), int(longest.max(initial=0)), int(shared.sum()), n_groups, share, across])
         findings.arrays[f"longest/{name}"] = longest
+        if not shared.any():
+            why = "one request" if len(tokens) == 1 else f"{len(tokens)} requests, of which no two begin alike"
+            notes.append(f"{name} has {why}: none is left out, and both hit rates below are the same")
         first = np.zeros(len(tokens), dtype=bool)
         first[np.unique(group, return_index=True)[1]] = True
         kept = only_events(trace, first[number])
@@ -58,6 +63,7 @@ def run(request: Request) -> Findings:
     findings.draw(lines(curves, "request, by falling length", "longest shared beginning (tokens)", marker=""))
     header = ["trace", "requests", "longest, tokens", "requests sharing", "groups", "share of tokens", "across halves"]
     findings.table("beginnings", header, rows)
+    findings.notes(notes)
     findings.heading("Hit rates with one request of each group")
     findings.say(
         "Decoded tokens, event by event, ideal timing. 'points': with all requests less with one of each group."

@@ -191,7 +191,7 @@ def _convergence(findings: Findings, name: str, by_token: dict[str, tuple[Array,
     n_tokens = len(by_token["lru"][0])
     blocks = max(1, n_tokens // BLOCK)
     place = np.minimum(np.arange(n_tokens) // BLOCK, blocks - 1)
-    for policy in ("cumulative-lfu", "decayed-lfu:half-life=64", "request-lfu", "hindsight-static"):
+    for policy in ("cumulative-lfu", "decayed-lfu:half-life=256", "request-lfu", "hindsight-static"):
         hits, asked = by_token[policy]
         rates[policy] = np.bincount(place, hits) / np.bincount(place, asked)
     findings.arrays[f"blocks/{name}"] = np.stack(list(rates.values()))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggml_moecache import _native
 from pyanalysis.decide.replays import Replayer
 from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, simulate
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-POLICIES = ("random", "lru", "lfru:weight=64", "cumulative-lfu", "decayed-lfu:half-life=64")
+POLICIES = ("random", "lru", "lfru:weight=64", "cumulative-lfu", _native.default_policy)
 
 
 def run(request: Request) -> Findings:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggml_moecache import _native
 from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.findings import Findings
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-POLICIES = ("lru", "cumulative-lfu", "decayed-lfu:half-life=64", "belady")
+POLICIES = ("lru", "cumulative-lfu", _native.default_policy, "belady")
 
 
 def run(request: Request) -> Findings:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 STEPS = 8
-_MULTI_STEP = ("popularity", "cross-token", "reservoir", "reservoir-shuffled")
 _FORECAST_TOKENS = 8192
 
 
@@ -51,7 +50,7 @@ def run(request: Request) -> Findings:
             row, by_layer = measured(predictor, split)
             rows.append([split.name, name, predictor.known, *row])
             findings.arrays[f"recall/{split.name}/{name}"] = by_layer
-            if name in _MULTI_STEP:
+            if hasattr(predictor, "forecast"):
                 steps.append([split.name, name, *forecast_recall(predictor, split)])
     findings.heading("Recall")
     header = ["held out", "predictor", "before", "k", "k+3", "2k", "fit s", "us per token", "KiB", "KiB read"]
@@ -62,7 +61,7 @@ def run(request: Request) -> Findings:
     if steps:
         findings.heading("Recall of the top k+3, j tokens ahead")
         findings.say(
-            f"From at most {_FORECAST_TOKENS:,} evenly spaced held-out tokens of each split. The reservoir's own "
+            f"From at most {_FORECAST_TOKENS:,} evenly spaced held-out tokens of each split. The sequence models' own "
             "predictions are fed back."
         )
         findings.table("forecast", ["held out", "predictor", *(f"j={j}" for j in range(1, STEPS + 1))], steps)

@@ -79,6 +79,24 @@ def run(request: Request) -> Findings:
     return findings
 
 
+def notes(request: Request) -> list[str]:
+    """One line for each trace: what a step uses over the slots, with the request's budgets."""
+    found = []
+    for name, trace in request.traces:
+        stream = EventStream.of(trace)
+        by_layer, total, known = union_sizes(trace)
+        shares = []
+        for percent in request.percents:
+            slots = np.array(slots_of(stream, f"{percent:g}%", per_layer=request.per_layer))
+            share = by_layer / slots if request.per_layer else total / slots.sum()
+            above = f" (above 1 in {(share > 1).mean():.1%})" if (share > 1).any() else ""
+            shares.append(f"{percent:g} %: {share.mean():.2f}{above}")
+        step = "ubatch" if known else "decoded token"
+        budget = "a layer" if request.per_layer else "all layers"
+        found.append(f"{name}: different experts that a {step} uses over the slots of {budget}, at {', '.join(shares)}")
+    return found
+
+
 def union_sizes(trace: Trace) -> tuple[Array, Array, bool]:
     """(different experts of each step and layer int64[s, L], of each step int64[s], whether ubatches are known)."""
     column, layers = trace.columns

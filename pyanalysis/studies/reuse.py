@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggml_moecache import _native
 from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.estimators.repetition import gaps, run_lengths, spearman, uses_ahead
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
-POLICIES = ("lru", "cumulative-lfu", "decayed-lfu:half-life=64", "belady", "hindsight-static")
+POLICIES = ("lru", "cumulative-lfu", _native.default_policy, "belady", "hindsight-static")
 _QUARTILES = (50, 90, 99)
 _SHARES = (0.05, 0.1, 0.15, 0.25, 0.45)
 

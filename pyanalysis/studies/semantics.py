@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ggml_moecache import _native
 from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.findings import Findings
@@ -19,7 +20,7 @@ POLICIES = (
     "lru",
     "cumulative-lfu",
     "cumulative-lfu:tie=recency",
-    "decayed-lfu:half-life=64",
+    _native.default_policy,
     "lfru:weight=64",
     "random",
     "belady",

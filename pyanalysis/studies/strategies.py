@@ -22,6 +22,7 @@ from pyanalysis.studies.routing import Routing
 from pyanalysis.studies.splits import all_splits
 from pyanalysis.studies.strategy.base import Context, NotApplicableError
 from pyanalysis.studies.strategy.replayed import Outcome, replay_plan, replay_policy
+from pyanalysis.studies.strategy.selection import halves, part_of
 from pyanalysis.studies.strategy.table import chosen
 from pyanalysis.studies.verdicts import Cell
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from pyanalysis.decide.parts import Part
     from pyanalysis.studies.registry import Request
     from pyanalysis.studies.splits import Split
-    from pyanalysis.studies.strategy.base import Strategy
+    from pyanalysis.studies.strategy.base import Plan, Strategy
     from pyanalysis.traces import Trace
 
     Array = np.ndarray[Any, np.dtype[Any]]
+    Least = dict[tuple[str, float], float]  # least confidence by cost model and capacity in per cent
 
 WINNER = _native.default_policy  # of the decision report
 POLICIES = (WINNER, "lru", "cumulative-lfu", "interval-refresh")
@@ -58,12 +60,15 @@ class _Bench:
     def stream(self) -> EventStream:
         return next(iter(self.replayers.values())).stream
 
-    def part(self, split: Split) -> tuple[Part | None, Part]:
-        """(selection part, held-out part); what is fitted elsewhere has no selection part here."""
+    def part(self, split: Split) -> Part:
+        """The held-out part."""
         if split.held_out == "workload":
-            return None, parts.whole(self.trace, self.stream)
-        own = next(one for one in parts.splits_of(self.trace, self.stream) if one.name == split.held_out)
-        return own.selection, own.held_out
+            return parts.whole(self.trace, self.stream)
+        return next(one for one in parts.splits_of(self.trace, self.stream) if one.name == split.held_out).held_out
+
+    def context(self, split: Split, fit: Array, request: Request) -> Context:
+        """For `split`, fitted on the tokens `fit`."""
+        return Context(self.routing, self.stream, self.event_of, split.fit_on, fit, self.prompts, request.seed)
 
 
 def run(request: Request) -> Findings:
@@ -72,21 +77,31 @@ def run(request: Request) -> Findings:
     benches = [_bench(name, trace, request) for name, trace in request.traces]
     splits, notes = all_splits([bench.routing for bench in benches])
     cells: list[Cell] = []
+    chosen_on: dict[tuple[str, str], Least] = {}  # by trace and strategy; the last of a trace's splits is its requests
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for split in splits:
             bench = next(one for one in benches if one.routing is split.test_on)
             request.progress(f"strategies: {split.name}: policies")
             cells += _policies(bench, split, request, pool)
-            context = Context(
-                bench.routing, bench.stream, bench.event_of, split.fit_on, split.fit, bench.prompts, request.seed
-            )
+            context = bench.context(split, split.fit, request)
+            earlier, later = halves(split)
+            inner = bench.context(split, earlier, request)
+            judged = part_of(bench.event_of, later) if split.held_out != "workload" else None
             for strategy in strategies:
                 request.progress(f"strategies: {split.name}: {strategy.name}")
                 try:
-                    cells += _strategy(strategy, context, bench, split, request=request, pool=pool)
+                    if judged is not None:
+                        least = _least(strategy, inner, bench, judged, request=request, pool=pool)
+                        chosen_on[split.fit_on.name, strategy.name] = least
+                    elif (split.fit_on.name, strategy.name) in chosen_on:
+                        least = chosen_on[split.fit_on.name, strategy.name]
+                    else:
+                        notes.append(f"{strategy.name} on {split.name}: not replayed, it was not on the other trace")
+                        continue
+                    cells += _strategy(strategy, context, bench, split, least=least, request=request, pool=pool)
                 except NotApplicableError as reason:
                     notes.append(f"{strategy.name} on {split.name}: not replayed, {reason}")
-    return _report(request, benches, strategies, cells, list(dict.fromkeys(notes)))
+    return _report(request, strategies, cells, list(dict.fromkeys(notes)))
 
 
 def _bench(name: str, trace: Trace, request: Request) -> _Bench:
@@ -141,38 +156,69 @@ def _policies(bench: _Bench, split: Split, request: Request, pool: ThreadPoolExe
         policy, cost, percent = job
         return replay_policy(bench.replayers[cost.name], policy, bench.slots(percent, request), cost)
 
-    part = bench.part(split)[1]
+    part = bench.part(split)
     return [
         _cell(bench, split, part, job, outcome, kind="bound" if job[0] in BOUNDS else "policy", least=0.0)
         for job, outcome in zip(jobs, pool.map(work, jobs), strict=True)
     ]
 
 
-def _strategy(
-    strategy: Strategy, context: Context, bench: _Bench, split: Split, *, request: Request, pool: ThreadPoolExecutor
-) -> list[Cell]:
-    selection, held_out = bench.part(split)
-    jobs = [(cost, percent) for cost in request.costs for percent in request.percents]
-    made: dict[float, Any] = {}
+def _made(strategy: Strategy, context: Context, bench: _Bench, request: Request) -> dict[float, Plan]:
+    """The plan for each capacity."""
+    made: dict[float, Plan] = {}
     for percent in request.percents:
         known = strategy.by_capacity or not made
         made[percent] = strategy.make(context, bench.slots(percent, request)) if known else next(iter(made.values()))
+    return made
 
-    def work(job: tuple[CostModel, float]) -> tuple[float, Outcome]:
+
+def _least(
+    strategy: Strategy, context: Context, bench: _Bench, judged: Part, *, request: Request, pool: ThreadPoolExecutor
+) -> Least:
+    """By cost model and capacity the least confidence with the least time on `judged`, predicting included."""
+    if all(len(strategy.tried(cost)) == 1 for cost in request.costs):
+        return {(cost.name, percent): strategy.tried(cost)[0] for cost in request.costs for percent in request.percents}
+    made = _made(strategy, context, bench, request)
+    jobs = [
+        (cost, percent, least)
+        for cost in request.costs
+        for percent in request.percents
+        for least in strategy.tried(cost)
+    ]
+
+    def work(job: tuple[CostModel, float, float]) -> float:
+        cost, percent, least = job
+        replayer, plan = bench.replayers[cost.name], made[percent].with_confidence(least)
+        outcome = replay_plan(replayer, plan, bench.slots(percent, request), cost)
+        spent = float(replayer.sums(outcome.replayed, judged).time_ns(cost).sum())
+        return spent + _predicting(plan, cost) * float(judged.tokens.sum())
+
+    times: dict[tuple[str, float], dict[float, float]] = {}
+    for (cost, percent, least), spent in zip(jobs, pool.map(work, jobs), strict=True):
+        times.setdefault((cost.name, percent), {})[least] = spent
+    return {key: min(by_least, key=by_least.__getitem__) for key, by_least in times.items()}
+
+
+def _strategy(
+    strategy: Strategy,
+    context: Context,
+    bench: _Bench,
+    split: Split,
+    *,
+    least: Least,
+    request: Request,
+    pool: ThreadPoolExecutor,
+) -> list[Cell]:
+    jobs = [(cost, percent) for cost in request.costs for percent in request.percents]
+    plans = _made(strategy, context, bench, request)
+    plan = {(c.name, p): plans[p].with_confidence(least[c.name, p]) for c, p in jobs}
+    held_out = bench.part(split)
+
+    def work(job: tuple[CostModel, float]) -> Outcome:
         cost, percent = job
-        replayer, slots = bench.replayers[cost.name], bench.slots(percent, request)
-        tried = strategy.confidences if selection is not None else strategy.confidences[:1]
-        best: tuple[float, float, Outcome] | None = None
-        for least in tried:
-            outcome = replay_plan(replayer, made[percent].with_confidence(least), slots, cost)
-            chosen_on = selection or held_out
-            spent = float(replayer.sums(outcome.replayed, chosen_on).time_ns(cost).sum()) if len(tried) > 1 else 0.0
-            if best is None or spent < best[0]:
-                best = (spent, least, outcome)
-        assert best is not None  # noqa: S101 - there is at least one
-        return best[1], best[2]
+        slots = bench.slots(percent, request)
+        return replay_plan(bench.replayers[cost.name], plan[cost.name, percent], slots, cost)
 
-    spent = {cost.name: predict_ns(next(iter(made.values())).predict_bytes, cost) for cost in request.costs}
     return [
         _cell(
             bench,
@@ -181,11 +227,15 @@ def _strategy(
             (strategy.name, *job),
             outcome,
             kind="strategy",
-            least=least,
-            spent=spent[job[0].name],
+            least=least[job[0].name, job[1]],
+            spent=_predicting(plan[job[0].name, job[1]], job[0]),
         )
-        for job, (least, outcome) in zip(jobs, pool.map(work, jobs), strict=True)
+        for job, outcome in zip(jobs, pool.map(work, jobs), strict=True)
     ]
+
+
+def _predicting(plan: Plan, cost: CostModel) -> float:
+    return predict_ns(plan.predict_bytes, cost) if plan.predicts(plan.least_confidence) else 0.0
 
 
 def predict_ns(n_bytes: int, cost: CostModel) -> float:
@@ -223,37 +273,25 @@ def _cell(
         accesses=sums.accesses,
         tokens=sums.tokens,
         predict_ns=spent,
-        cpu_miss_ns=cost.cpu_miss_ns,
+        dearer_copy_ns=max(0.0, cost.cpu_miss_ns - cost.copy_event_ns),
         copy_bytes=counts["copies"] * (cost.expert_bytes or 0),
         enough_units=part.has_intervals,
         **counts,
     )
 
 
-def _report(
-    request: Request, benches: list[_Bench], strategies: list[Strategy], cells: list[Cell], notes: list[str]
-) -> Findings:
+def _report(request: Request, strategies: list[Strategy], cells: list[Cell], notes: list[str]) -> Findings:
     findings = Findings("moecache study strategies")
     findings.say(
         f"Clocked replays over whole traces, prompts included; the decoded tokens of the held-out part count. Compared "
-        f"with {WINNER}, the winner of the decision report. Copies are of the cost model's experts. Predictors are "
-        "fitted on the other part; the least confidence of a prefetch (0: all k + 3 candidates, as published) is the "
-        "fastest of a few on that part too. A replay does not know the time that predicting takes; it is added as what "
-        "a prediction reads of its tables, at the rate at which the cost model's CPU reads a missed expert, one after "
+        f"with {WINNER}, the winner of the decision report. Copies are of the cost model's experts, and each takes its "
+        "copy_event_ns from the event in which it is handed over. Predictors are fitted on the other part. The least "
+        "confidence of a prefetch (0: all k + 3 candidates, as published; off: none) is the fastest of a few on the "
+        "later half of that part, with a predictor of its earlier half; for a held-out workload it is that of the "
+        "other trace's last split. A replay does not know the time that predicting takes; it is added as what a "
+        "prediction reads of its tables, at the rate at which the cost model's CPU reads a missed expert, one after "
         "the other with everything else."
     )
-    for bench in benches:
-        findings.notes([_regime(bench, request)])
     findings.notes(notes)
     verdicts.add(findings, cells, WINNER, [one.name for one in strategies if not one.bound], seed=request.seed)
     return findings
-
-
-def _regime(bench: _Bench, request: Request) -> str:
-    """What a step uses against what the cache has: the operating regime."""
-    k = float((bench.routing.ids >= 0).sum(axis=2).mean())
-    per_layer = ", ".join(
-        f"{percent:g} %: {k * len(bench.routing.layers) / sum(bench.slots(percent, request)):.2f}"
-        for percent in request.percents
-    )
-    return f"{bench.name}: experts that a decoded token uses over the slots, at {per_layer}"

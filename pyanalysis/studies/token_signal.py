@@ -98,7 +98,10 @@ def _information(findings: Findings, routing: Routing, generator: np.random.Gene
         for name, found in zip(curves, (of_token, of_expert, more), strict=True):
             curves[name].append((layer, max(0.0, found.above_control)))
     if not rows:
-        findings.say(f"Fewer than {FEWEST} sampled tokens: nothing is estimated.")
+        findings.say(
+            f"Fewer than {FEWEST} sampled tokens in every layer: nothing is estimated. Longer texts, more runs "
+            "(moecache trace merge) or a smaller --top1-every give more."
+        )
         return
     header = [
         *("layer", "samples", "different tokens", "token is final", "I(token)", "shuffled", "I(expert)", "shuffled "),

@@ -94,7 +94,8 @@ def _probabilities(findings: Findings, routing: Routing) -> None:
             findings.draw(matrices({n: kept[n] for n in shown}, "expert", f"expert of {name}", "P(used | used)"))
     findings.say(
         "P(expert j is used | expert i is used in the layer or token before). 'likeliest': the best j's probability, "
-        "mean over the uses of i; 'popularity': that of the layer's most used expert; 'same': j = i."
+        "mean over the uses of i, of the same tokens: too high where an expert was seen few times (elsewhere: "
+        "the held-out losses); 'popularity': that of the layer's most used expert; 'same': j = i."
     )
     name = f"transitions_{len(findings.blocks)}"
     findings.table(name, ["layer", "given", "likeliest", "popularity", "same"], rows)

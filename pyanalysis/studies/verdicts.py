@@ -2,13 +2,15 @@
 
 The margin is the decision report's, 2 % of time per token. A strategy is faster on a trace, held-out part and cost
 model if its time, summed over the capacities, is below the winner's by more than the margin, the whole bootstrap
-interval. It is chosen for a cost model only if it is faster on every trace, on held-out tokens and on held-out
-requests. (That cost models are judged apart was decided after the first run, whose two cost models disagreed.)
+interval. It is chosen for a cost model only if it is faster on every trace that has enough units for intervals, on
+held-out tokens and on held-out requests. (That cost models are judged apart was decided after the first run, whose two
+cost models disagreed.)
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +56,7 @@ class Cell:
     accesses: Array
     tokens: Array
     predict_ns: float
-    cpu_miss_ns: float  # of the cost model
+    dearer_copy_ns: float  # what a copy would take more from its token if it took as much as a miss
     copies: int
     copy_bytes: int
     enough_units: bool
@@ -93,7 +95,7 @@ class Standing:
     high: float
     hit_change: float
     predicting: float  # time of predicting by the winner's time
-    with_copies: float  # the change if every copy cost the CPU as much as a miss
+    with_copies: float  # the change if every copy took as much from its token as a miss
     known: bool
 
     @property
@@ -120,7 +122,7 @@ def standings(cells: Sequence[Cell], winner: str, *, seed: int) -> list[Standing
         predicting = sum(float(c.predict_ns * c.tokens.sum()) for c in own) / float(np.sum(base_time))
         interval = draws.relative(np.asarray(time), np.asarray(base_time))
         spent, base_spent = (
-            float(np.sum(total)) + sum(c.copies * c.cpu_miss_ns for c in group)
+            float(np.sum(total)) + sum(c.copies * c.dearer_copy_ns for c in group)
             for total, group in ((time, own), (base_time, base))
         )
         hits = np.mean([a.hit_rate - b.hit_rate for a, b in zip(own, base, strict=True)])
@@ -145,7 +147,7 @@ def standings(cells: Sequence[Cell], winner: str, *, seed: int) -> list[Standing
 
 
 def verdict(own: Sequence[Standing], traces: Sequence[str]) -> str:
-    """Of one strategy with one cost model, by the rule above; `traces`: all that were studied."""
+    """Of one strategy with one cost model, by the rule above; `traces`: all that are long enough to vote."""
     deciding = [one for one in own if one.held_out in _MUST]
     voting = [one for one in deciding if one.known]
     if not voting:
@@ -168,12 +170,12 @@ def add(findings: Findings, cells: Sequence[Cell], winner: str, strategies: Sequ
     findings.heading("Verdicts")
     findings.say(
         f"Faster or slower: more than {MARGIN:.0%} of time per token, all capacities together, the whole interval. "
-        "Chosen for a cost model: faster on every trace, on held-out tokens and on held-out requests. Copies read the "
-        "CPU's memory, which no cost model counts: 'if copies cost' is the worst change of time if each cost the CPU "
-        "as much as a miss, as in the decision report."
+        "Chosen for a cost model: faster on every trace that is long enough for intervals, on held-out tokens and on "
+        "held-out requests. 'if copies cost' is the worst change of time if each copy took as much from its token as a "
+        "miss, where the cost model says that it takes less: the worst case, as in the decision report."
     )
     rows: list[list[Any]] = []
-    traces = list(dict.fromkeys(cell.trace for cell in cells))
+    traces = list(dict.fromkeys(one.trace for one in found if one.held_out in _MUST and one.known))
     names = dict.fromkeys([*strategies, *(one.strategy for one in found)])
     for strategy, cost in itertools.product(names, dict.fromkeys(one.cost for one in found)):
         own = [one for one in found if (one.strategy, one.cost) == (strategy, cost)]
@@ -265,7 +267,7 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
             *(_share(c.late, c.copies - (c.prefetches or 0)), _rate(c.prefetches, c.tokens.sum())),
             *(_share(c.in_time, c.asked), _share(c.asked, c.prefetches), _share(c.used, c.prefetches)),
             *(_share(c.delayed, c.copies - (c.prefetches or 0)), _share(c.made_late, c.copies - (c.prefetches or 0))),
-            c.least_confidence if c.prefetches is not None else None,
+            _least(c),
         ]
         for c in cells
     ]
@@ -285,6 +287,13 @@ def _points(findings: Findings, cells: Sequence[Cell]) -> None:
         "least confidence",
     ]
     findings.table("points", header, rows)
+
+
+def _least(cell: Cell) -> float | str | None:
+    """The least confidence of its prefetches; None: it never prefetches."""
+    if cell.prefetches is None:
+        return None
+    return cell.least_confidence if math.isfinite(cell.least_confidence) else "off"
 
 
 def _share(part: int | None, of: int | None) -> float | None:

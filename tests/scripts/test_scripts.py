@@ -19,7 +19,7 @@ def helpers(monkeypatch):
     monkeypatch.setenv("GGML_MOECACHE_HOME", "/cache")
 
 
-@pytest.mark.parametrize("name", ["setup", "demo", "test", "check", "bench", "record_traces", "decide"])
+@pytest.mark.parametrize("name", ["setup", "demo", "test", "check", "bench", "record_traces", "decide", "strategies"])
 def test_help(name):
     result = subprocess.run([SCRIPTS / name, "--help"], capture_output=True, text=True, check=False)
     assert result.returncode == 0
@@ -125,3 +125,33 @@ def test_size_limits():
         "README.md": None,
     }
     assert {name: check_file_sizes.limit(Path(name)) for name in names} == names
+
+
+@pytest.mark.usefixtures("helpers")
+def test_the_results_of_strategies_are_their_report_without_times(tmp_path):
+    import json
+
+    import strategies_results
+
+    report, out = tmp_path / "report", tmp_path / "out"
+    report.mkdir()
+    points = [{"held out": "a", "hit rate": 1 / 3, "least": "off"}, {"held out": "a", "hit rate": None, "least": 0.4}]
+    study = {"command": "moecache study strategies", "seconds": 7, "tables": {"points": points, "empty": []}}
+    (report / "study.json").write_text(json.dumps(study))
+    plots = "## Time per token against capacity"
+    parts = ["# V", plots, "## Every replay", "rows", "## Operating regime", "- a: 0.5", "## Time and memory", "7 s"]
+    (report / "README.md").write_text("\n\n".join(parts))
+    strategies_results.main(report, out)
+    assert json.loads((out / "strategies.json").read_text()) == {
+        "command": "moecache study strategies",
+        "tables": {
+            "points": {
+                "held out": {"names": ["a"], "of": [0, 0]},
+                "hit rate": [0.33333, None],
+                "least": ["off", 0.4],
+            },
+            "empty": {},
+        },
+    }
+    text = (out / "README.md").read_text()
+    assert text.startswith("# V\n\n## Operating regime\n\n- a: 0.5\n\nEvery replay, by capacity")

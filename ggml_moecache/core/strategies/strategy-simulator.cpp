@@ -41,6 +41,7 @@ public:
             step(index);
         }
         result.expired = pool.n_expired();
+        result.end_ns  = end_ns;
     }
 
 private:
@@ -52,7 +53,7 @@ private:
             lookup += options.costs.other_token_ns;
         }
         if (index > 0) {
-            prefetch_until(lookup, index - 1);
+            lookup = prefetch_until(lookup, index - 1);
             position_ns += (lookup - now_ns - position_ns) / std::min<double>(mean_of, static_cast<double>(index));
         }
         now_ns = lookup;
@@ -67,6 +68,7 @@ private:
         if (meter != nullptr) {
             remember_content(geometry.budget_of_column[event.column]);
         }
+        const size_t n_copies = result.copies.event.size();
         if (options.demand) {
             admit(event);
         }
@@ -75,9 +77,8 @@ private:
             result.agreed = meter->agreed();
         }
         add_tasks(index);
-        const size_t n_copies = result.copies.in_time.size(); // prefetches since the last event's end among them
-        end_ns        = now_ns + std::max(gpu_ns, cpu_ns) + (n_copies - n_copies_paid) * options.costs.copy_event_ns;
-        n_copies_paid = n_copies;
+        const size_t n_admitted = result.copies.event.size() - n_copies;
+        end_ns = now_ns + std::max(gpu_ns, cpu_ns) + static_cast<double>(n_admitted) * options.costs.copy_event_ns;
     }
 
     // --- what became of copies ---
@@ -185,8 +186,9 @@ private:
         }
     }
 
-    // Fill the idle link between the look-up of event `position` and the next one.
-    void prefetch_until(double lookup, uint64_t position) {
+    // Fill the idle link between the look-up of event `position` and the next one, at `lookup` if nothing is sent: each
+    // copy that is handed over takes time from the event in which it is. Returns when the next look-up is.
+    double prefetch_until(double lookup, uint64_t position) {
         const double copy_ns  = copy_time(mean_bytes());
         const double idle_ns  = std::max(0.0, lookup - std::max(queue_free_ns, now_ns));
         const double possible = copy_ns > 0 ? idle_ns / copy_ns : 0;
@@ -203,10 +205,14 @@ private:
             if (!pool.next(link, task)) {
                 break;
             }
-            copies_left -= begin(task, position, start) ? 1 : 0;
+            if (begin(task, position, start)) {
+                copies_left--;
+                lookup += options.costs.copy_event_ns;
+            }
         }
         copies_per_position +=
             (possible - copies_per_position) / std::min<double>(mean_of, static_cast<double>(position + 1));
+        return lookup;
     }
 
     bool begin(const prefetch_task & task, uint64_t position, double start) {
@@ -328,14 +334,13 @@ private:
     std::vector<decision>                  decisions; // of the event at hand: those with a victim
     std::vector<uint32_t>                  content;   // of its budget, before them
     std::unique_ptr<victim_agreement>      meter;     // NULL: not wanted
-    int64_t                                last_decode_token = -1;
-    double                                 now_ns            = 0; // look-up of the event at hand
-    double                                 end_ns            = 0; // end of the event before
-    size_t                                 n_copies_paid     = 0; // of those begun: an event has taken longer for them
-    double                                 readers_done_ns   = 0;
-    double                                 queue_free_ns     = 0;
-    double                                 demand_free_ns    = 0;   // if there were demand copies only
-    double                                 position_ns       = 0;   // mean
+    int64_t                                last_decode_token   = -1;
+    double                                 now_ns              = 0; // look-up of the event at hand
+    double                                 end_ns              = 0; // end of the event before
+    double                                 readers_done_ns     = 0;
+    double                                 queue_free_ns       = 0;
+    double                                 demand_free_ns      = 0; // if there were demand copies only
+    double                                 position_ns         = 0; // mean
     double                                 copies_per_position = 0; // mean of what the idle link could carry
     double                                 copies_left         = 0;
 };

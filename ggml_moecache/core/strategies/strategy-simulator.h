@@ -5,6 +5,9 @@
 // simulator. While the queue is idle between two look-ups the task pool's next task begins; it is not broken off, so
 // a demand copy that is enqueued meanwhile waits for it, which is counted. A prefetch takes an empty slot, else that of
 // the lowest score whose copy is complete. Its own slot is protected until its deadline's event has been looked up.
+//
+// Every copy takes copy_event_ns from the event in which it is handed over: a demand copy from its own, a prefetch from
+// the one that was looked up last, so that the next look-up comes later.
 #pragma once
 
 #include "core/sim/event-stream.h"
@@ -21,7 +24,7 @@ namespace moecache {
 
 struct strategy_options {
     std::string scorer           = "decayed-lfu";
-    double      half_life_tokens = 64;   // of decayed-lfu
+    double      half_life_tokens = 256;  // of decayed-lfu
     bool        demand           = true; // misses may be admitted, by the rule of ranked policies
     task_order  order            = task_order::deadline;
     uint32_t    least_lead       = 1;     // events
@@ -49,6 +52,7 @@ struct strategy_result {
     uint64_t             expired         = 0; // tasks that the link never came to
     uint64_t             held_already    = 0; // tasks whose expert had a slot when they came, or when their turn did
     uint64_t             without_slot    = 0; // tasks for which no slot could be given up when their turn came
+    double               end_ns          = 0; // of the last event: the clock's time for the whole trace
     double               demand_delay_ns = 0; // all waiting of demand copies for prefetches
     uint64_t             demand_victims = 0, agreed = 0;
     std::vector<uint8_t> hit; // [accesses]

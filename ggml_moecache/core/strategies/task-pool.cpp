@@ -1,7 +1,6 @@
 #include "core/strategies/task-pool.h"
 
 #include <algorithm>
-#include <queue>
 
 namespace moecache {
 
@@ -28,40 +27,56 @@ static bool sooner(const prefetch_task & a, const prefetch_task & b) {
     return a.confidence != b.confidence ? a.confidence > b.confidence : a.item < b.item;
 }
 
-std::vector<prefetch_task> feasible(std::vector<prefetch_task>                       tasks,
-                                    const std::function<double(uint64_t deadline)> & capacity) {
-    const auto surer = [](const prefetch_task & a, const prefetch_task & b) {
-        return a.confidence != b.confidence ? a.confidence > b.confidence : a.item < b.item;
-    };
-    std::sort(tasks.begin(), tasks.end(), sooner);
-    std::priority_queue<prefetch_task, std::vector<prefetch_task>, decltype(surer)> chosen(surer); // least sure on top
-    for (const prefetch_task & task : tasks) {
-        chosen.push(task);
-        while (!chosen.empty() && static_cast<double>(chosen.size()) > capacity(task.deadline)) {
-            chosen.pop();
+static bool surer(const prefetch_task & a, const prefetch_task & b) {
+    return a.confidence != b.confidence ? a.confidence > b.confidence : a.item < b.item;
+}
+
+// The greedy over tasks by rising deadline. `chosen` holds their places afterwards, as a heap with the least sure
+// first.
+template <typename Capacity>
+static void choose(const std::vector<prefetch_task> & tasks, const Capacity & capacity, std::vector<size_t> & chosen) {
+    const auto least_sure_first = [&](size_t a, size_t b) { return surer(tasks[a], tasks[b]); };
+    chosen.clear();
+    for (size_t i = 0; i < tasks.size(); i++) {
+        chosen.push_back(i);
+        std::push_heap(chosen.begin(), chosen.end(), least_sure_first);
+        while (!chosen.empty() && static_cast<double>(chosen.size()) > capacity(tasks[i].deadline)) {
+            std::pop_heap(chosen.begin(), chosen.end(), least_sure_first);
+            chosen.pop_back();
         }
     }
+}
+
+std::vector<prefetch_task> feasible(std::vector<prefetch_task>                       tasks,
+                                    const std::function<double(uint64_t deadline)> & capacity) {
+    std::sort(tasks.begin(), tasks.end(), sooner);
+    std::vector<size_t> chosen;
+    choose(tasks, capacity, chosen);
+    std::sort(chosen.begin(), chosen.end());
     std::vector<prefetch_task> result;
-    for (; !chosen.empty(); chosen.pop()) {
-        result.push_back(chosen.top());
+    for (const size_t place : chosen) {
+        result.push_back(tasks[place]);
     }
-    std::sort(result.begin(), result.end(), sooner);
     return result;
 }
 
+void task_pool::insert(const prefetch_task & task) {
+    const auto place =
+        rule == task_order::scheduling ? std::upper_bound(tasks.begin(), tasks.end(), task, sooner) : tasks.end();
+    tasks.insert(place, task);
+}
+
 void task_pool::add(const prefetch_task & task) {
-    n_added++;
-    for (prefetch_task & known : tasks) {
-        if (known.item == task.item) {
-            if (task.deadline <= known.deadline) {
-                known         = task;
-                known.arrival = n_added;
-            }
+    prefetch_task added = task;
+    added.arrival       = ++n_added;
+    const auto known    = std::find_if(tasks.begin(), tasks.end(), [&](const auto & t) { return t.item == task.item; });
+    if (known != tasks.end()) {
+        if (task.deadline > known->deadline) {
             return;
         }
+        tasks.erase(known);
     }
-    tasks.push_back(task);
-    tasks.back().arrival = n_added;
+    insert(added);
 }
 
 void task_pool::drop_expired(uint64_t position) {
@@ -72,21 +87,16 @@ void task_pool::drop_expired(uint64_t position) {
     expired += before - tasks.size();
 }
 
-size_t task_pool::by_scheduling(const link_state & link) const {
+size_t task_pool::by_scheduling(const link_state & link) {
     const auto capacity = [&](uint64_t deadline) {
         const auto later = static_cast<double>(deadline - link.position - 1);
         return std::max(1.0, link.copies_left) + link.copies_per_position * later;
     };
-    const std::vector<prefetch_task> best = feasible(tasks, capacity);
-    for (size_t i = 0; i < tasks.size() && !best.empty(); i++) {
-        if (tasks[i].item == best.front().item) {
-            return i;
-        }
-    }
-    return tasks.size();
+    choose(tasks, capacity, best);
+    return best.empty() ? tasks.size() : *std::min_element(best.begin(), best.end());
 }
 
-size_t task_pool::chosen(const link_state & link) const {
+size_t task_pool::chosen(const link_state & link) {
     if (rule == task_order::scheduling) {
         return by_scheduling(link);
     }
@@ -122,9 +132,8 @@ bool task_pool::next(const link_state & link, prefetch_task & out) {
     if (index == tasks.size()) {
         return false;
     }
-    out          = tasks[index];
-    tasks[index] = tasks.back();
-    tasks.pop_back();
+    out = tasks[index];
+    tasks.erase(tasks.begin() + static_cast<std::ptrdiff_t>(index));
     return true;
 }
 

@@ -60,13 +60,15 @@ public:
 
 private:
     void   drop_expired(uint64_t position);
-    size_t chosen(const link_state & link) const; // tasks.size(): none
-    size_t by_scheduling(const link_state & link) const;
+    void   insert(const prefetch_task & task);
+    size_t chosen(const link_state & link); // tasks.size(): none
+    size_t by_scheduling(const link_state & link);
 
     task_order                 rule;
     uint32_t                   layers;
     uint32_t                   lead;
-    std::vector<prefetch_task> tasks;
+    std::vector<prefetch_task> tasks; // scheduling: by rising deadline
+    std::vector<size_t>        best;  // of scheduling, kept for its memory
     uint64_t                   expired = 0;
     uint64_t                   n_added = 0;
 };

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyanalysis.studies.predictors.base import before, popularity
+from pyanalysis.studies.predictors.sequence import shuffled, states_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyanalysis.studies.routing import Routing
 
@@ -30,13 +31,13 @@ _ROWS = 8192
 
 
 class Reservoir:
-    """`shuffled`: fitted on the tokens in a random order, the control that must fall to popularity."""
+    """`order_lost`: fitted on the tokens in a random order, the control that must fall to popularity."""
 
     known = "token"
 
-    def __init__(self, seed: int = 0, n_units: int = 384, *, shuffled: bool = False) -> None:
-        self.name = "reservoir-shuffled" if shuffled else "reservoir"
-        self._seed, self._n_units, self._shuffled = seed, n_units, shuffled
+    def __init__(self, seed: int = 0, n_units: int = 384, *, order_lost: bool = False) -> None:
+        self.name = "reservoir-shuffled" if order_lost else "reservoir"
+        self._seed, self._n_units, self._order_lost = seed, n_units, order_lost
         self._states: tuple[Routing, Array] | None = None
 
     # --- fitting ---
@@ -52,11 +53,11 @@ class Reservoir:
         self._recurrent = (_RADIUS * recurrent).astype(np.float32)  # the spectral radius of such a matrix is near 1
         self._leak = np.exp(generator.uniform(np.log(_SLOWEST), 0, self._n_units)).astype(np.float32)
         self._states = None
-        source = _shuffle(routing, tokens, generator) if self._shuffled else routing
+        source = shuffled(routing, tokens, generator) if self._order_lost else routing
         earlier = before(source, tokens)
         tokens, earlier = tokens[earlier >= 0], earlier[earlier >= 0]
         self._solve(source, earlier, tokens)
-        if self._shuffled:
+        if self._order_lost:
             self._states = None
 
     def _solve(self, routing: Routing, sources: Array, targets: Array) -> None:
@@ -67,17 +68,27 @@ class Reservoir:
             return
         held = max(1, len(targets) // 10) if len(targets) > 1 else 0
         kept = len(targets) - held
-        gram, cross = self._products(routing, sources[:kept], targets[:kept])
+        # With fewer pairs than features the matrix of pairs is the smaller one to solve.
+        make = self._by_pairs if len(targets) < self._n_units + self._mean.size + 1 else self._by_features
+        solve = make(routing, sources[:kept], targets[:kept])
         best, least = _RIDGES[-1], np.inf
         if held and kept:
             x = self._features(routing, sources[kept:][:_ROWS])
             y = self._centred(routing, targets[kept:][:_ROWS])
             for ridge in _RIDGES:
-                error = float(np.mean((x @ _ridge(gram, cross, ridge) - y) ** 2))
+                error = float(np.mean((x @ solve(ridge) - y) ** 2))
                 best, least = (ridge, error) if error < least else (best, least)
-        more_gram, more_cross = self._products(routing, sources[kept:], targets[kept:])
-        self._readout = _ridge(gram + more_gram, cross + more_cross, best)
+        self._readout = make(routing, sources, targets)(best)
         self._readout[-1] += self._share.ravel()
+
+    def _by_features(self, routing: Routing, sources: Array, targets: Array) -> Callable[[float], Array]:
+        """The read-out for each strength of the ridge."""
+        gram, cross = self._products(routing, sources, targets)
+        return lambda strength: ridge_by_features(gram, cross, strength)
+
+    def _by_pairs(self, routing: Routing, sources: Array, targets: Array) -> Callable[[float], Array]:
+        x, y = self._features(routing, sources), self._centred(routing, targets)
+        return lambda strength: ridge_by_pairs(x, y, strength)
 
     def _products(self, routing: Routing, sources: Array, targets: Array) -> tuple[Array, Array]:
         size = self._n_units + self._mean.size + 1
@@ -106,20 +117,12 @@ class Reservoir:
         return advanced
 
     def _state_of(self, routing: Routing) -> Array:
-        """float32[T, N]: the state behind each token; requests side by side, so that a step is one product."""
+        """float32[T, N]: the state behind each token."""
         if self._states is not None and self._states[0] is routing:
             return self._states[1]
-        states = np.empty((routing.n_tokens, self._n_units), dtype=np.float32)
-        first = np.flatnonzero(routing.begins)
-        length = np.diff(np.append(first, routing.n_tokens))
-        order = np.argsort(-length, kind="stable")
-        first, length = first[order], length[order]
-        state = np.zeros((len(first), self._n_units), dtype=np.float32)
-        for place in range(int(length[0])):
-            running = int(np.searchsorted(-length, -place, side="left"))
-            tokens = first[:running] + place
-            state = self._advance(state[:running], self._input(routing, tokens))
-            states[tokens] = state
+        states = states_behind(
+            routing, self._n_units, lambda state, tokens: self._advance(state, self._input(routing, tokens))
+        )
         self._states = (routing, states)
         return states
 
@@ -163,18 +166,23 @@ class Reservoir:
         return int(self._readout.nbytes + self._recurrent.nbytes + rows)
 
 
-def _ridge(gram: Array, cross: Array, strength: float) -> Array:
+def _shrinking(size: int, strength: float) -> Array:
     """The constant, last, is not shrunk."""
-    shrink = np.full(len(gram), strength, dtype=np.float64)
+    shrink = np.full(size, strength, dtype=np.float64)
     shrink[-1] = 1e-6
-    solved: Array = np.linalg.solve(gram.astype(np.float64) + np.diag(shrink), cross.astype(np.float64))
+    return shrink
+
+
+def ridge_by_features(gram: Array, cross: Array, strength: float) -> Array:
+    """Float32[f, o] from gram [f, f] = x.T x and cross [f, o] = x.T y."""
+    shrink = np.diag(_shrinking(len(gram), strength))
+    solved: Array = np.linalg.solve(gram.astype(np.float64) + shrink, cross.astype(np.float64))
     return solved.astype(np.float32)
 
 
-def _shuffle(routing: Routing, tokens: Array, generator: np.random.Generator) -> Routing:
-    """`routing` with the ids of `tokens` in a random order; what is not fitted on stays."""
-    from dataclasses import replace  # noqa: PLC0415 - for the control only
-
-    ids = routing.ids.copy()
-    ids[tokens] = ids[generator.permutation(tokens)]
-    return replace(routing, ids=ids)
+def ridge_by_pairs(x: Array, y: Array, strength: float) -> Array:
+    """The same from x [n, f] and y [n, o] by a system of n equations."""
+    x = x.astype(np.float64)
+    shrunk = x / _shrinking(x.shape[1], strength)
+    solved: Array = shrunk.T @ np.linalg.solve(shrunk @ x.T + np.eye(len(x)), y.astype(np.float64))
+    return solved.astype(np.float32)

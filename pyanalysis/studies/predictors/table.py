@@ -9,6 +9,7 @@ from pyanalysis.studies.predictors.activation_match import ActivationMatch
 from pyanalysis.studies.predictors.counting import Combined, CrossToken, InterLayer, LastToken, Popularity
 from pyanalysis.studies.predictors.logistic import Logistic
 from pyanalysis.studies.predictors.reservoir import Reservoir
+from pyanalysis.studies.predictors.state_space import StateSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +25,9 @@ PREDICTORS: dict[str, Callable[[int], Predictor]] = {
     "activation-match": ActivationMatch,
     "logistic": Logistic,
     "reservoir": Reservoir,
-    "reservoir-shuffled": lambda seed: Reservoir(seed, shuffled=True),
+    "reservoir-shuffled": lambda seed: Reservoir(seed, order_lost=True),
+    "state-space": StateSpace,
+    "state-space-shuffled": lambda seed: StateSpace(seed, order_lost=True),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from ggml_moecache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyanalysis.cost import CostModel
     from pyanalysis.simulation import EventStream
     from pyanalysis.studies.predictors.base import Predictor
     from pyanalysis.studies.routing import Routing
@@ -59,7 +61,7 @@ class Plan:
     """
 
     ranking: str = "decayed-lfu"
-    half_life_tokens: float = 64.0
+    half_life_tokens: float = 256.0  # that of the decision report's winner
     demand: bool = True
     order: str = "deadline"
     least_lead: int = 1
@@ -84,6 +86,10 @@ class Plan:
 
     def with_confidence(self, least: float) -> Plan:
         return replace(self, least_confidence=least)
+
+    def predicts(self, least: float) -> bool:
+        """Whether anything must be predicted with this least confidence."""
+        return self.scores is not None or math.isfinite(least)
 
 
 @dataclass(eq=False)
@@ -146,7 +152,9 @@ class Context:
 class Strategy:
     """`make` may be asked again for other slots (int per budget) only where `by_capacity` says so.
 
-    confidences   the least confidences that the selection part chooses among; (0,): it is as published
+    confidences   the least confidences of a prefetch that the selection part chooses among; (0,): it is as published
+    gains         the same as multiples of the confidence at which a prefetch is expected to pay for its copy
+                  (break_even), which is another one for each cost model; infinity: nothing is prefetched
     bound         it looks at the future: never chosen
     """
 
@@ -156,3 +164,18 @@ class Strategy:
     confidences: tuple[float, ...] = (0.0,)
     by_capacity: bool = False
     bound: bool = False
+    gains: tuple[float, ...] = ()
+
+    def tried(self, cost: CostModel) -> tuple[float, ...]:
+        """The least confidences to choose among with this cost model."""
+        even = break_even(cost)
+        return tuple(gain * even if math.isfinite(gain) else gain for gain in self.gains) or self.confidences
+
+
+def break_even(cost: CostModel) -> float:
+    """Confidence at which confidence * (cpu_miss_ns - gpu_hit_ns) is copy_event_ns; infinite where a miss costs less.
+
+    What the victim would have been worth, and that an event without any miss saves cpu_event_ns, is not in it.
+    """
+    gain = cost.cpu_miss_ns - cost.gpu_hit_ns
+    return cost.copy_event_ns / gain if gain > 0 else math.inf

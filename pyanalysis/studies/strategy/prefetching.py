@@ -10,6 +10,7 @@ from pyanalysis.studies.predictors.base import chunks
 from pyanalysis.studies.strategy.base import Forecast
 
 if TYPE_CHECKING:
+    from pyanalysis.studies.routing import Routing
     from pyanalysis.studies.strategy.base import Context
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,11 +35,10 @@ def forecast_of(context: Context, predictor: str, when: str) -> Forecast:
     if when == "layer":
         sources[~np.isin(np.arange(routing.n_tokens), place)] = -1  # what follows a request has no layers
     ahead = {"layer": np.ones(n_layers), "same-layer": np.full(n_layers, n_layers), "token": np.arange(1, n_layers + 1)}
-    n_best = min(routing.ids.shape[2] + EXTRA, routing.most_experts)
     parts: list[tuple[Array, Array, Array, Array]] = []
     for tokens in chunks(routing, np.arange(routing.n_tokens)):
         scores = fitted.scores(routing, tokens)
-        best = np.argpartition(-scores, n_best - 1, axis=2)[..., :n_best]
+        best = best_of(scores, routing)
         confidence = np.take_along_axis(scores, best, axis=2)
         source = np.broadcast_to(sources[tokens][..., None], best.shape)
         exists = best < routing.n_experts[:, None]
@@ -48,6 +48,13 @@ def forecast_of(context: Context, predictor: str, when: str) -> Forecast:
         parts.append((source[kept], item[kept], steps[kept], confidence[kept]))
     event, items, steps, sure = (np.concatenate(values) for values in zip(*parts, strict=True))
     return Forecast.of(event, items, steps, sure, context.n_events)
+
+
+def best_of(scores: Array, routing: Routing) -> Array:
+    """int64[n, L, k + EXTRA]: the experts with the highest of `scores` [n, L, E], in no order."""
+    n_best = min(routing.ids.shape[2] + EXTRA, routing.most_experts)
+    best: Array = np.argpartition(-scores, n_best - 1, axis=2)[..., :n_best]
+    return best
 
 
 def _sources(event_of: Array, begins: Array, when: str) -> Array:

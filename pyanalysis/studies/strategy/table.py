@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ggml_moecache.errors import ConfigError
 from pyanalysis.studies.strategy import placement, ranking
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 
     Make = Callable[[Context, tuple[int, ...]], Plan]
 
-SURE = (0.0, 0.4, 0.7)  # least confidences to choose from on the selection part; 0 is as published
+SURE = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # least confidences to choose from on the selection part; 0 is as published
+THRIFTY = (0.5, 0.75, 1.0, 1.5, math.inf)  # of the confidence at which a copy is expected to pay for itself
 ORDERS = ("arrival", "deadline", "distance", "gain", "scheduling")
 RANKINGS = ("lru", "cumulative-lfu", "decayed-lfu")
 NODE_BYTES = (
@@ -56,6 +60,19 @@ def _seqmoe(predictor: str) -> Make:
         forecast=forecast_of(context, predictor, "token"),
         predict_bytes=context.predict_bytes(predictor, ranking.STEPS),
     )
+
+
+def _thrifty(predictor: str) -> Make:
+    def make(context: Context, slots: tuple[int, ...]) -> Plan:
+        from pyanalysis.studies.strategy.calibration import calibration_of  # noqa: PLC0415 - needs scikit-learn
+
+        del slots
+        forecast = forecast_of(context, predictor, "layer")
+        calibrated = calibration_of(predictor, context.fit_on, context.fit, context.seed).predict(forecast.confidence)
+        forecast = replace(forecast, confidence=np.ascontiguousarray(calibrated, dtype=np.float32))
+        return Plan(order="gain", forecast=forecast, predict_bytes=context.predict_bytes(predictor))
+
+    return make
 
 
 def _hybrimoe(context: Context, slots: tuple[int, ...]) -> Plan:
@@ -105,6 +122,12 @@ STRATEGIES: tuple[Strategy, ...] = (
         "a learned predictor (logistic) of the next layer, by deadline",
         _prefetch("logistic", "layer", "deadline"),
         SURE,
+    ),
+    Strategy(
+        "thrifty",
+        "the same predictor, calibrated: only prefetches that can be in time and are expected to pay for their copy",
+        _thrifty("logistic"),
+        gains=THRIFTY,
     ),
     Strategy("hybrimoe", "router weights rank the cache, prefetch by gain (logistic, next layer)", _hybrimoe, SURE),
     Strategy("seqmoe", "reservoir, matroid scheduling, probabilistic Belady", _seqmoe("reservoir"), SURE),

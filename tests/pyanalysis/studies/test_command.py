@@ -52,6 +52,7 @@ def test_a_study_prints_and_writes_its_report(name, short, tmp_path):
     done = study(name, short, "--report", report)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"# moecache study {name}")
+    assert ("## Operating regime" in done.stdout) == ("capacity" in registry.find(name).takes and name != "regime")
     page = (report / "index.html").read_text()
     assert page.count("<table>") >= 1
     assert page.count("<svg") >= 1

@@ -252,6 +252,11 @@ def test_unions_of_a_step():
     assert row["union over slots, a layer"] == pytest.approx((3 + 4 + 2 + 2) / 4 / 3)
     assert row["steps above 1"] == 0.25
     assert row["above 1"] == 0.5
+    # 7 / 6 and 4 / 6 of all slots; of a layer's 3: 1, 4/3, 2/3, 2/3
+    [line] = regime.notes(request_of(trace, percents=(50.0,)))
+    assert line.endswith("a ubatch uses over the slots of all layers, at 50 %: 0.92 (above 1 in 50.0%)")
+    [line] = regime.notes(request_of(trace, percents=(50.0, 100.0), per_layer=True))
+    assert line.endswith("over the slots of a layer, at 50 %: 0.92 (above 1 in 25.0%), 100 %: 0.46")
 
 
 @pytest.mark.parametrize("order", ["within requests", "whole trace"])

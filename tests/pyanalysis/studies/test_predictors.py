@@ -8,7 +8,10 @@ import pytest
 from pyanalysis.studies.estimators.recall import found_in_best
 from pyanalysis.studies.predictors.activation_match import ActivationMatch
 from pyanalysis.studies.predictors.next_use import FARTHEST, NextUse, gaps_ahead
-from pyanalysis.studies.predictors.reservoir import Reservoir
+from pyanalysis.studies.predictors.perceptron import Perceptron
+from pyanalysis.studies.predictors.reservoir import Reservoir, ridge_by_features, ridge_by_pairs
+from pyanalysis.studies.predictors.sequence import shuffled
+from pyanalysis.studies.predictors.state_space import HALF_LIVES, StateSpace
 from pyanalysis.studies.predictors.table import PREDICTORS
 from tests.pyanalysis.studies.processes import layer_chain, routing_of, token_chain
 
@@ -33,7 +36,7 @@ def test_bayes_recall_between_layers(name):
     assert first == pytest.approx(1 / 8, abs=0.025)
 
 
-@pytest.mark.parametrize("name", ["cross-token", "combined", "logistic", "reservoir"])
+@pytest.mark.parametrize("name", ["cross-token", "combined", "logistic", "reservoir", "state-space"])
 def test_bayes_recall_between_tokens(name):
     routing = routing_of(token_chain(N, 3, 8, 0.7), 8)
     predictor = PREDICTORS[name](0)
@@ -41,12 +44,104 @@ def test_bayes_recall_between_tokens(name):
     assert recall(predictor, routing, HALF[1]) == pytest.approx(0.7 + 0.3 / 8, abs=0.025)
 
 
-@pytest.mark.parametrize("name", ["popularity", "reservoir-shuffled"])
+@pytest.mark.parametrize("name", ["popularity", "reservoir-shuffled", "state-space-shuffled"])
 def test_what_knows_no_order_reaches_popularity(name):
     routing = routing_of(token_chain(N, 3, 8, 0.7), 8)
     predictor = PREDICTORS[name](0)
     predictor.fit(routing, HALF[0])
     assert recall(predictor, routing, HALF[1]) == pytest.approx(1 / 8, abs=0.03)
+
+
+def test_a_perceptron_learns_what_no_line_separates():
+    """The exclusive or of two signs, and of which the second output knows nothing but the base: one time in ten."""
+    generator = np.random.default_rng(0)
+    x = generator.choice([-1.0, 1.0], (2000, 2))
+    y = np.stack([(x[:, 0] * x[:, 1] < 0).astype(float), np.full(2000, 0.5)], axis=1)
+    counted = np.array([[1.0, 0.0]])
+    model = Perceptron(2, 32, np.array([0.0, np.log(0.1 / 0.9)]), generator)
+    assert model.probabilities(x[:1])[0].tolist() == pytest.approx([0.5, 0.1])
+
+    def samples(places):
+        return x[places], y[places], np.repeat(counted, len(places), axis=0)
+
+    model.train(samples, 2000, n_held=200, rounds=40, rate=1e-2, generator=generator)
+    found = model.probabilities(x)
+    assert np.abs(found[:, 0] - y[:, 0]).max() < 0.05
+    assert np.allclose(found[:, 1], 0.1)
+
+
+def test_the_states_are_running_means():
+    """One layer, expert 1 once: the state behind the j-th token after it is (1 - a) a^j of its projection."""
+    ids = np.zeros((40, 1, 1), dtype=int)
+    ids[10] = 1
+    routing = routing_of(ids, 4)
+    model = StateSpace(n_channels=3)
+    model.fit(routing, np.arange(40))
+    driven = model._input(routing, np.array([0, 10])) @ model._into
+    states = model._state_of(routing).reshape(40, len(HALF_LIVES), 3)
+    for place, half_life in enumerate(HALF_LIVES):
+        a = 0.5 ** (1 / half_life)
+        for token in (0, 9, 10, 30):
+            expected = (1 - a) * sum(a ** (token - t) * driven[int(t == 10)] for t in range(token + 1))
+            assert np.allclose(states[token, place], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_ridge_regression_by_features_and_by_pairs(n):
+    generator = np.random.default_rng(9)
+    x = np.column_stack([generator.standard_normal((n, 7)), np.ones(n)])
+    y = generator.standard_normal((n, 2)) + 3
+    both = ridge_by_features(x.T @ x, x.T @ y, 0.5), ridge_by_pairs(x, y, 0.5)
+    assert np.allclose(*both, atol=1e-4)
+    # the constant is free: the slope of the penalized squares is 0 by each weight
+    slope = x.T @ (x @ both[1] - y) + np.array([*[0.5] * 7, 0])[:, None] * both[1]
+    assert np.abs(slope).max() < 1e-4
+
+
+def test_the_gradient_against_finite_differences():
+    generator = np.random.default_rng(5)
+    model = Perceptron(4, 5, generator.standard_normal(3), generator)
+    model.parameters = [generator.standard_normal(p.shape) for p in model.parameters]
+    x, y = generator.standard_normal((6, 4)), generator.integers(0, 2, (6, 3)).astype(float)
+    counted = generator.integers(0, 2, (6, 3)).astype(float)
+    loss, slopes = model.loss_and_gradients(x, y, counted)
+    p = model.probabilities(x)
+    assert loss == pytest.approx(-(counted * (y * np.log(p) + (1 - y) * np.log(1 - p))).sum() / 6)
+    for values, slope in zip(model.parameters, slopes, strict=True):
+        for at in np.ndindex(values.shape):
+            kept = values[at]
+            around = []
+            for step in (1e-5, -1e-5):
+                values[at] = kept + step
+                around.append(model.loss_and_gradients(x, y, counted)[0])
+            values[at] = kept
+            assert (around[0] - around[1]) / 2e-5 == pytest.approx(slope[at], abs=1e-7)
+
+
+def test_training_keeps_the_weights_of_the_least_held_out_loss():
+    """Noise: what is learnt makes the held-out loss rise, so training ends early; with none held out it goes on."""
+    generator = np.random.default_rng(6)
+    x, y = generator.standard_normal((400, 30)), generator.integers(0, 2, (400, 2)).astype(float)
+
+    def samples(places):
+        return x[places], y[places], np.ones((len(places), 2))
+
+    found = []
+    for n_held, rounds in ((200, 0), (200, 20), (0, 1), (0, 2)):
+        model = Perceptron(30, 64, np.zeros(2), np.random.default_rng(7))
+        generator = np.random.default_rng(8)
+        model.train(samples, 400, n_held=n_held, rounds=rounds, rate=2e-3, generator=generator)
+        found.append(model.parameters[0])
+    assert (found[0] == found[1]).all()  # the first ones
+    assert not np.allclose(found[2], found[3])
+
+
+def test_shuffling_moves_the_tokens_that_are_fitted_on_only():
+    routing = routing_of(np.arange(100)[:, None, None], 100)
+    mixed = shuffled(routing, np.arange(60), np.random.default_rng(0)).ids[:, 0, 0]
+    assert mixed[60:].tolist() == list(range(60, 100))
+    assert sorted(mixed[:60]) == list(range(60))
+    assert (mixed[:60] != np.arange(60)).sum() > 50
 
 
 def test_last_token_finds_what_stays():
@@ -61,7 +156,7 @@ def test_last_token_finds_what_stays():
     assert recall(predictor, routing, np.arange(500, 1000), size=2) == pytest.approx(0.8 + 0.2 / 3, abs=0.04)
 
 
-@pytest.mark.parametrize("name", ["cross-token", "reservoir"])
+@pytest.mark.parametrize("name", ["cross-token", "reservoir", "state-space"])
 def test_several_steps_ahead(name):
     routing = routing_of(token_chain(N, 2, 8, 0.8), 8)
     predictor = PREDICTORS[name](0)
@@ -141,7 +236,7 @@ def test_scores_are_probabilities_that_do_not_depend_on_the_chunk(name):
 
 def test_a_trace_of_single_tokens_has_no_pairs_to_learn_from():
     routing = routing_of(np.arange(12)[:, None, None] % 4, 4, request=np.arange(12))
-    for predictor in (Reservoir(), Reservoir(shuffled=True), PREDICTORS["logistic"](0)):
+    for predictor in (Reservoir(), Reservoir(order_lost=True), StateSpace(), PREDICTORS["logistic"](0)):
         predictor.fit(routing, np.arange(6))
         assert np.isfinite(predictor.scores(routing, np.arange(12))).all()
 

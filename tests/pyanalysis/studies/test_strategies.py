@@ -14,12 +14,15 @@ from pyanalysis.simulation import simulate
 from pyanalysis.studies import registry, strategies
 from pyanalysis.studies.splits import splits_of
 from pyanalysis.studies.strategy import placement, ranking
-from pyanalysis.studies.strategy.base import Context, Forecast, NotApplicableError, Plan
+from pyanalysis.studies.strategy.base import Context, Forecast, NotApplicableError, Plan, break_even
+from pyanalysis.studies.strategy.calibration import calibration_of
 from pyanalysis.studies.strategy.prefetching import forecast_of
 from pyanalysis.studies.strategy.replayed import replay_plan, replay_plan_at_once
-from pyanalysis.studies.strategy.table import STRATEGIES, parse
+from pyanalysis.studies.strategy.selection import halves, part_of
+from pyanalysis.studies.strategy.table import STRATEGIES, SURE, THRIFTY, parse
 from pyanalysis.studies.verdicts import Cell, Standing, standings, verdict
 from tests.pyanalysis.simulation.small import small_trace
+from tests.pyanalysis.studies.processes import layer_chain, routing_of
 
 H200 = costs.load("h200")
 N_EXPERTS, N_LAYERS, N_TOKENS = 7, 3, 120
@@ -102,7 +105,10 @@ def test_where_candidates_appear_and_when_they_are_due(when, predictor):
     assert len(event) == 5 * sources[when]
 
 
-@pytest.mark.parametrize("name", [one.name for one in STRATEGIES if one.name != "prefill-hot"])
+COMBINED = ["retention:predictor=state-space", "prefetch:predictor=state-space:when=token:order=scheduling"]
+
+
+@pytest.mark.parametrize("name", [*(one.name for one in STRATEGIES if one.name != "prefill-hot"), *COMBINED])
 def test_a_strategy_does_not_know_the_future(name):
     """Another routing from token 90 on: the scores and candidates of all events before are the same."""
     trace = made_trace()
@@ -181,7 +187,7 @@ def test_a_plan_without_candidates_is_the_policy(per_layer):
     request = registry.Request((("made", trace),), costs=(H200,), per_layer=per_layer)
     bench = strategies._bench("made", trace, request)
     replayer = bench.replayers["h200"]
-    for policy, plan in (("lru", Plan("lru")), ("decayed-lfu:half-life=64", Plan())):
+    for policy, plan in (("lru", Plan("lru")), (_native.default_policy, Plan())):
         for percent in (15, 45):
             slots = bench.slots(percent, request)
             expected = simulate(bench.stream, policy, f"{percent}%", H200, per_layer=per_layer, events=True)
@@ -212,6 +218,22 @@ def test_perfect_candidates_are_hits_where_the_link_is_fast_enough():
         assert counts["in_time"] == counts["asked"] == counts["prefetches"] == counts["used"]
         assert counts["prefetches"] > 0
     assert fewer.replayed.hit.mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["inter-layer-prefetch", "seqmoe", "retention-cross-token"])
+def test_the_clock_takes_what_the_report_counts(name):
+    """Each admission and each prefetch costs copy_event_ns once, in the replay's clock and in the report's sums."""
+    calibrated = costs.load("h200-calibrated")
+    assert calibrated.copy_event_ns > 0
+    trace = made_trace()
+    request = registry.Request((("made", trace),), costs=(calibrated,))
+    replayer = strategies._bench("made", trace, request).replayers["h200-calibrated"]
+    context = context_of(trace)
+    outcome = replay_plan(replayer, parse(name).make(context, (6,)), (6,), calibrated)
+    assert len(outcome.replayed.copied_event) > 100
+    everything = part_of(context.event_of, np.arange(N_TOKENS))
+    spent = replayer.sums(outcome.replayed, everything).time_ns(calibrated)
+    assert spent.sum() == pytest.approx(outcome.detail["end_ns"], rel=1e-12)
 
 
 def test_copies_are_those_of_the_part_only():
@@ -245,6 +267,85 @@ def test_tokens_that_share_their_steps_are_refused():
         strategies._bench("made", trace, registry.Request((("made", trace),), costs=(H200,)))
 
 
+# --- the least confidence -------------------------------------------------------------------------------------------
+
+
+def test_where_a_prefetch_pays_for_its_copy():
+    cost = replace(H200, cpu_miss_ns=30_000.0, gpu_hit_ns=2_000.0, copy_event_ns=14_000.0)
+    assert break_even(cost) == 0.5
+    assert break_even(replace(cost, gpu_hit_ns=30_000.0)) == np.inf
+    assert parse("thrifty").tried(cost) == (0.25, 0.375, 0.5, 0.75, np.inf)
+    assert parse("promoe").tried(cost) == SURE
+
+
+def test_halves():
+    request = np.repeat([0, 1, 2, 3], [8, 4, 8, 1])
+    routing = routing_of(np.arange(21)[:, None, None] % 5, 5, request=request)
+    tokens, requests = splits_of(routing)
+    # of the first 4, 2, 4 and 0 tokens of the requests
+    assert [part.tolist() for part in halves(tokens)] == [[0, 1, 8, 12, 13], [2, 3, 9, 14, 15]]
+    assert [part.tolist() for part in halves(requests)] == [list(range(8)), list(range(8, 12))]
+    single = routing_of(np.arange(2)[:, None, None], 5)
+    assert [part.tolist() for part in halves(splits_of(single)[0])] == [[0], [0]]
+    event_of = np.arange(42).reshape(21, 2)
+    part = part_of(event_of, np.array([3, 5]))
+    assert (part.events.tolist(), part.tokens.tolist()) == ([6, 7, 10, 11], [2])
+
+
+def test_calibrated_confidences_are_how_often_they_are_right():
+    # The next layer follows with probability .7, else any of 8
+    routing = routing_of(layer_chain(4000, 3, 8, kept=0.7), 8)
+    rises = calibration_of("inter-layer", routing, np.arange(4000), seed=0)
+    assert rises.predict([0.0]) == 0
+    assert rises.predict([0.7 + 0.3 / 8]) == pytest.approx(0.7 + 0.3 / 8, abs=0.05)
+    assert rises.predict([0.3 / 8]) == pytest.approx(0.3 / 8, abs=0.02)
+    # Uniform choice of 1 of 64, 100 tokens: logistic regression says up to 1, and is right once in 64
+    noise = routing_of(np.random.default_rng(0).integers(0, 64, (100, 2, 1)), 64)
+    assert calibration_of("logistic", noise, np.arange(100), seed=0).predict([1.0]) < 0.3
+
+
+def least_of(name, trace, cost):
+    """(the bench, what the selection part chooses at 25 %)."""
+    request = registry.Request((("made", trace),), costs=(cost,), percents=(25.0,))
+    bench = strategies._bench("made", trace, request)
+    split = splits_of(bench.routing)[0]
+    earlier, later = halves(split)
+    with strategies.ThreadPoolExecutor(1) as pool:
+        judged = part_of(bench.event_of, later)
+        context = bench.context(split, earlier, request)
+        return strategies._least(parse(name), context, bench, judged, request=request, pool=pool)[cost.name, 25.0]
+
+
+def test_thrifty_prefetches_only_what_pays():
+    trace = small_trace(layer_chain(1200, 4, 16, kept=0.9), 16)
+    cheap = replace(H200, copy_event_ns=1_000.0)
+    assert least_of("thrifty", trace, cheap) in [one * break_even(cheap) for one in THRIFTY[:-1]]
+    # as much as 2 misses: no confidence is high enough, and what is not predicted costs nothing
+    assert least_of("thrifty", trace, replace(H200, copy_event_ns=2 * H200.cpu_miss_ns)) == np.inf
+    # and of the fixed ones the highest
+    assert least_of("inter-layer-prefetch", trace, replace(H200, copy_event_ns=2 * H200.cpu_miss_ns)) == SURE[-1]
+
+
+def test_a_held_out_workload_takes_the_other_traces_least_confidence():
+    one, other = made_trace(0), replace(made_trace(1), weights=None)
+    names = ("thrifty", "inter-layer-prefetch", "hybrimoe")
+    request = registry.Request(
+        (("one", one), ("other", other)), costs=(H200,), percents=(25.0,), strategies=names, seed=3
+    )
+    table = strategies.run(request)
+    points = next(b.table for b in table.blocks if hasattr(b, "table") and b.table.name == "points")
+    rows = [dict(zip(points.header, row, strict=True)) for row in points.rows]
+    least = {(r["held out"], r["strategy"]): r["least confidence"] for r in rows}
+    for name in names[:2]:
+        for test, fitted in (("one", "other"), ("other", "one")):
+            own = least[f"{fitted}, held-out requests", name]
+            assert least[f"{test}, held-out workload, fitted on {fitted}", name] == own
+    assert ("one, held-out requests", "hybrimoe") in least
+    assert ("one, held-out workload, fitted on other", "hybrimoe") not in least
+    note = "hybrimoe on one, held-out workload, fitted on other: not replayed, it was not on the other trace"
+    assert note in table.as_markdown()
+
+
 # --- names and verdicts ---------------------------------------------------------------------------------------------
 
 
@@ -266,7 +367,7 @@ def test_names_that_cannot_be(text, message):
 
 
 def test_combinations():
-    assert parse("prefetch:predictor=reservoir:when=token:order=scheduling:ranking=lru").confidences == (0.0, 0.4, 0.7)
+    assert parse("prefetch:predictor=reservoir:when=token:order=scheduling:ranking=lru").confidences == SURE
     assert parse("retention:predictor=cross-token").name == "retention:predictor=cross-token"
 
 
