@@ -12,6 +12,7 @@ import pytest
 
 from ggml_moecache import _native
 from pyanalysis.studies import registry
+from pyanalysis.studies.strategy.table import SURE
 
 ROOT = Path(__file__).parents[3]
 TRACE = ROOT / "traces" / "tiny-long.parquet"
@@ -82,7 +83,8 @@ def test_strategies_on_a_short_trace(short):
         assert 0 <= row["hit rate"] <= 1
         assert row["us per token"] > 0
         if row["strategy"] == "seqmoe":
-            assert row["prefetches per token"] > 0
+            assert row["least confidence"] in SURE
+    assert max(row["prefetches per token"] or 0 for row in points) > 0
     verdicts = {row["strategy"]: row["verdict"] for row in found["tables"]["verdicts"]}
     assert verdicts["seqmoe"].startswith("undecided")  # 120 tokens are no five units
 
