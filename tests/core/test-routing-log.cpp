@@ -120,7 +120,7 @@ TEST(what_a_cache_did_stands_in_the_line) {
         log->ring().commit();
     };
     decide({ { 11, no_item }, { 5, 16 + 3 }, { 4, 2 } });
-    decide({ { 6, 16 + 15 } });
+    decide({ { 16 + 6, 16 + 15 } });
     routing_event * event     = log->ring().begin(9);
     event->layer_id           = 7;
     event->n_used             = 2;
@@ -134,7 +134,7 @@ TEST(what_a_cache_did_stands_in_the_line) {
     const auto lines = lines_of(folder.path + "/routing.jsonl");
     CHECK_EQ(lines.size(), size_t(3));
     const std::string made =
-        "\"resident_experts\":40,\"cache_hit\":[false,true],\"admitted\":[11,5,4,6],\"evicted\":[[9,3],[7,2],[9,15]],"
+        "\"resident_experts\":40,\"cache_hit\":[false,true],\"admitted\":[[7,11],[7,5],[7,4],[9,6]],\"evicted\":[[9,3],[7,2],[9,15]],"
         "\"copy_enqueued_ns\":1000,\"copy_ready_ns\":null,\"ready_before_next_token\":false,\"copy_bytes\":77,"
         "\"copy_duration_ns\":null,\"cpu_duration_ns\":300,\"cuda_duration_ns\":null}";
     CHECK(lines[0].find(made) != std::string::npos);
