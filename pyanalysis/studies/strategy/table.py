@@ -68,8 +68,10 @@ def _thrifty(predictor: str) -> Make:
 
         del slots
         forecast = forecast_of(context, predictor, "layer")
-        calibrated = calibration_of(predictor, context.fit_on, context.fit, context.seed).predict(forecast.confidence)
-        forecast = replace(forecast, confidence=np.ascontiguousarray(calibrated, dtype=np.float32))
+        if len(forecast.confidence) > 0:  # a model of one MoE layer has no layer before another
+            fitted = calibration_of(predictor, context.fit_on, context.fit, context.seed)
+            calibrated = fitted.predict(forecast.confidence)
+            forecast = replace(forecast, confidence=np.ascontiguousarray(calibrated, dtype=np.float32))
         return Plan(order="gain", forecast=forecast, predict_bytes=context.predict_bytes(predictor))
 
     return make
@@ -172,7 +174,12 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies of `names`, or all. Raises ConfigError for a name or parameter that does not exist."""
+    """The strategies of `names`, or all. Raises ConfigError for a name or parameter that does not exist, or a second
+    time.
+    """
+    for name in names or ():
+        if list(names or ()).count(name) > 1:
+            raise ConfigError(f"the strategy '{name}' is named twice")
     return [parse(name) for name in names] if names else list(STRATEGIES)
 
 

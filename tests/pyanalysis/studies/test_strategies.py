@@ -19,7 +19,7 @@ from pyanalysis.studies.strategy.calibration import calibration_of
 from pyanalysis.studies.strategy.prefetching import forecast_of
 from pyanalysis.studies.strategy.replayed import replay_plan, replay_plan_at_once
 from pyanalysis.studies.strategy.selection import halves, part_of
-from pyanalysis.studies.strategy.table import STRATEGIES, SURE, THRIFTY, parse
+from pyanalysis.studies.strategy.table import STRATEGIES, SURE, THRIFTY, chosen, parse
 from pyanalysis.studies.verdicts import Cell, Standing, standings, verdict
 from tests.pyanalysis.simulation.small import small_trace
 from tests.pyanalysis.studies.processes import layer_chain, routing_of
@@ -447,3 +447,8 @@ def test_predicting_costs_what_it_reads():
     assert parse("inter-layer-prefetch").make(context, (6,)).predict_bytes == 2 * 7 * 3 * 4
     assert parse("retention-cross-token").make(context, (6,)).predict_bytes == 8 * 2 * 7 * 3 * 4
     assert parse("prompt-conditioned").make(context, (6,)).predict_bytes == 0
+
+
+def test_a_strategy_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the strategy 'moe-infinity' is named twice"):
+        chosen(["moe-infinity", "promoe", "moe-infinity"])
