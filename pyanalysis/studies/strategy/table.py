@@ -174,9 +174,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
-    """The strategies of `names`, or all. Raises ConfigError for a name or parameter that does not exist, or a second
-    time.
-    """
+    """The strategies of `names`, or all. Raises ConfigError for one that does not exist or is named twice."""
     for name in names or ():
         if list(names or ()).count(name) > 1:
             raise ConfigError(f"the strategy '{name}' is named twice")
