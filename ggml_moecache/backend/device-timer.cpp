@@ -9,6 +9,11 @@
 
 namespace moecache {
 
+bool device_timer::has_events(ggml_backend_dev_t dev) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device_get(dev)->inner);
+    return cuda_events_known() && std::strcmp(ggml_backend_reg_name(reg), "CUDA") == 0;
+}
+
 std::unique_ptr<device_timer> device_timer::make(ggml_backend_dev_t dev, ggml_backend_t inner, size_t n_columns,
                                                  std::string & why) {
     const device_context *        device = device_get(dev);
@@ -17,8 +22,7 @@ std::unique_ptr<device_timer> device_timer::make(ggml_backend_dev_t dev, ggml_ba
     if (device->standin) {
         return made;
     }
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device->inner);
-    if (!cuda_events_known() || std::strcmp(ggml_backend_reg_name(reg), "CUDA") != 0) {
+    if (!has_events(dev)) {
         why = "this build of the library knows no CUDA";
         return nullptr;
     }

@@ -23,6 +23,9 @@ public:
     // `inner`: the stream of the graph. Returns nullptr and `why` where the device has no such events.
     static std::unique_ptr<device_timer> make(ggml_backend_dev_t dev, ggml_backend_t inner, size_t n_columns,
                                               std::string & why);
+    // Whether the events of the inner device's backend can be asked, as CUDA's can.
+    static bool has_events(ggml_backend_dev_t dev);
+
     ~device_timer();
     device_timer(const device_timer &)             = delete;
     device_timer & operator=(const device_timer &) = delete;

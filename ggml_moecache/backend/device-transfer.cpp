@@ -4,8 +4,6 @@
 #include "backend/slot-transfer.h"
 #include "transfer/cuda-events.h"
 
-#include <cstring>
-
 namespace moecache {
 
 namespace {
@@ -71,7 +69,7 @@ public:
         return number_of_slot[slot] <= n_complete;
     }
 
-    void keep_times(device_timer & with) override {
+    bool keep_times(device_timer & with) override {
         while (n_complete < n_issued) {
             wait_all();
         }
@@ -80,13 +78,14 @@ public:
             m.begin                  = with.make_event();
             if (end == nullptr || m.begin == nullptr) {
                 ggml_backend_event_free(end);
-                return;
+                return false;
             }
             ggml_backend_event_free(m.event);
             m.event = end;
         }
         timer = &with;
         times.resize(n_times);
+        return true;
     }
 
     copy_time time_of(uint32_t slot) const override {
@@ -194,8 +193,7 @@ private:
 
 std::unique_ptr<slot_transfer> make_device_transfer(ggml_backend_dev_t dev, ggml_backend_t inner, const slot_map & map,
                                                     std::string & why) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device_get(dev)->inner);
-    if (!cuda_events_known() || std::strcmp(ggml_backend_reg_name(reg), "CUDA") != 0) {
+    if (!device_timer::has_events(dev)) {
         why = "this build of the library knows no CUDA";
         return nullptr;
     }

@@ -226,8 +226,8 @@ std::string expert_cache::keep_records() {
     manager->keep_journal(*journal);
     std::string why;
     timer = device_timer::make(dev, inner, geometry.columns.size(), why);
-    if (timer != nullptr) {
-        copies->keep_times(*timer);
+    if (timer != nullptr && !copies->keep_times(*timer)) {
+        why = "there are no events for the copies; the hits have theirs";
     }
     return why;
 }

@@ -29,8 +29,9 @@ struct copy_time {
 
 class slot_transfer : public transfer {
 public:
-    // From now on time_of() is known where the device can tell. `timer` must outlive the transfer.
-    virtual void keep_times(device_timer & timer) = 0;
+    // From now on time_of() is known. Returns false where the device has no events for that. `timer` must outlive the
+    // transfer.
+    virtual bool keep_times(device_timer & timer) = 0;
 
     // Of the complete copy that was enqueued last into `slot`. Copies that were handed to a GPU together are done
     // together, and each has its share of the time.

@@ -53,7 +53,7 @@ public:
 
     bool complete(uint32_t slot) override { return number_of_slot[slot] <= n_complete.load(std::memory_order_acquire); }
 
-    void keep_times(device_timer &) override {} // always does
+    bool keep_times(device_timer &) override { return true; } // always does
 
     copy_time time_of(uint32_t slot) const override { return times[slot]; }
 

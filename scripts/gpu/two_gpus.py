@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,25 @@ from pyanalysis.llama_bench import BenchError, run_llama_bench
 
 TINY = Path("bindings/ggml_moecache/models/tiny-qwen35moe-Q4_0.gguf")
 STOCK, OURS = "CUDA0/CUDA1", "MoECache0/MoECache1"
-# name, devices, capacity, further options
-RUNS: tuple[tuple[str, str, str | None, list[str]], ...] = (
-    ("stock, experts on the GPUs", STOCK, None, []),
-    ("capacity all", OURS, "all", []),
-    ("stock, experts on the CPU", STOCK, None, ["-ncmoe", "99", "--no-op-offload"]),
-    ("capacity 0", OURS, "0", []),
-    ("capacity 25%", OURS, "25%", []),
-    ("capacity 25% per layer", OURS, "25%", []),
+
+
+@dataclass(frozen=True)
+class Run:
+    """`variables`: of the plugin; none: stock llama.cpp without it."""
+
+    name: str
+    devices: str  # as llama-bench takes them
+    variables: dict[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+
+RUNS = (
+    Run("stock, experts on the GPUs", STOCK),
+    Run("capacity all", OURS, {"CAPACITY": "all"}),
+    Run("stock, experts on the CPU", STOCK, options=("-ncmoe", "99", "--no-op-offload")),
+    Run("capacity 0", OURS, {"CAPACITY": "0"}),
+    Run("capacity 25%", OURS, {"CAPACITY": "25%"}),
+    Run("capacity 25% per layer", OURS, {"CAPACITY": "25%", "PER_LAYER": "1"}),
 )
 SHOWN = (
     "device",
@@ -45,27 +57,31 @@ SHOWN = (
 )
 
 
-def perplexity(arguments: argparse.Namespace, name: str, run: tuple[str, str | None, list[str]], folder: Path) -> str:
+def variables_of(run: Run, plugin: Path) -> dict[str, str]:
+    """The plugin's variables; LRU, so that slots change hands."""
+    if not run.variables:
+        return {}
+    own = {f"GGML_MOECACHE_{name}": value for name, value in run.variables.items()}
+    return {"GGML_BACKEND_PATH": str(plugin), "MOECACHE_REQUIRE": "1", "GGML_MOECACHE_POLICY": "lru", **own}
+
+
+def perplexity(arguments: argparse.Namespace, run: Run, folder: Path) -> str:
     """The final estimate's line; status and log go into `folder`."""
-    devices, capacity, options = run
-    environment = dict(os.environ)
-    if capacity is not None:
-        environment |= {
-            "GGML_BACKEND_PATH": str(arguments.plugin), "GGML_MOECACHE_CAPACITY": capacity, "MOECACHE_REQUIRE": "1",
-            "GGML_MOECACHE_STATUS": str(folder / "status.json"), "GGML_MOECACHE_POLICY": "lru",
-        }  # fmt: skip
-        if capacity.endswith("%"):
-            environment |= {"GGML_MOECACHE_LOG": str(folder / "log"), "GGML_MOECACHE_SYNC": "1"}
-        if "per layer" in name:
-            environment["GGML_MOECACHE_PER_LAYER"] = "1"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_MOECACHE_", "GGML_BACKEND_PATH"))}
+    environment = {**kept, **variables_of(run, arguments.plugin)}
+    if run.variables:
+        environment["GGML_MOECACHE_STATUS"] = str(folder / "status.json")
+    if run.variables.get("CAPACITY", "").endswith("%"):
+        environment |= {"GGML_MOECACHE_LOG": str(folder / "log"), "GGML_MOECACHE_SYNC": "1"}
     command = [
         arguments.llama_bin / "llama-perplexity", "-m", TINY, "-f", "tests/data/heldout.txt", "-c", "512", "-ub", "32",
-        "--chunks", "8", "-fa", "off", "-lm", "none", "--device", devices.replace("/", ","), "-ngl", "99", *options,
+        "--chunks", "8", "-fa", "off", "-lm", "none", "--device", run.devices.replace("/", ","), "-ngl", "99",
+        *run.options,
     ]  # fmt: skip
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     found = re.search(r"Final estimate: (.*)", result.stdout + result.stderr)
     if result.returncode != 0 or found is None:
-        raise SystemExit(f"{name}: llama-perplexity ended with {result.returncode}:\n{result.stderr[-2000:]}")
+        raise SystemExit(f"{run.name}: llama-perplexity ended with {result.returncode}:\n{result.stderr[-2000:]}")
     return found.group(1)
 
 
@@ -91,6 +107,17 @@ def logged_layers(folder: Path) -> dict[str, str]:
     return found
 
 
+def speeds(arguments: argparse.Namespace, run: Run) -> dict[str, float]:
+    """Tokens per second by test."""
+    bench = ["-m", str(arguments.model), "-ngl", "99", "-fa", "off", "-lm", "none", "-t", "16", "-p", "512", "-n", "64"]
+    options = ["-nopo", "1" if run.options else "0", "-r", "2", "-dev", run.devices]
+    placement = [option for option in run.options if option != "--no-op-offload"]  # llama-bench's is -nopo
+    try:
+        return run_llama_bench(arguments.llama_bin, [*bench, *options, *placement], variables_of(run, arguments.plugin))
+    except BenchError as error:
+        raise SystemExit(f"{run.name}: {error}") from None
+
+
 def main() -> int:
     """Run all, print figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,25 +126,16 @@ def main() -> int:
     parser.add_argument("-m", "--model", type=Path, help="also measure the speed of this MoE GGUF")
     parser.add_argument("--out", type=Path, default=Path(), help="folder of status files and logs")
     arguments = parser.parse_args()
-    for name, devices, capacity, options in RUNS:
-        folder = arguments.out / re.sub(r"\W+", "-", name).strip("-")
+    for run in RUNS:
+        folder = arguments.out / re.sub(r"\W+", "-", run.name).strip("-")
         folder.mkdir(parents=True, exist_ok=True)
-        print(f"## {name}: {perplexity(arguments, name, (devices, capacity, options), folder)}", flush=True)
-        for context in contexts(folder) if capacity is not None else []:
+        print(f"## {run.name}: {perplexity(arguments, run, folder)}", flush=True)
+        for context in contexts(folder) if run.variables else []:
             print("  ", context)
         for file, layers in logged_layers(folder).items():
             print(f"   {file}: {layers}")
-        if arguments.model is None:
-            continue
-        variables = {"GGML_BACKEND_PATH": str(arguments.plugin), "GGML_MOECACHE_CAPACITY": capacity} if capacity else {}
-        bench = ["-m", str(arguments.model), "-ngl", "99", "-fa", "off", "-lm", "none", "-t", "16", "-p", "512", "-n"]
-        try:
-            speeds = run_llama_bench(
-                arguments.llama_bin, [*bench, "64", "-r", "2", "-dev", devices, *options], variables
-            )
-        except BenchError as error:
-            raise SystemExit(f"{name}: {error}") from None
-        print(f"   {speeds}", flush=True)
+        if arguments.model is not None:
+            print(f"   {speeds(arguments, run)}", flush=True)
     return 0
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyanalysis.studies.predictors.base import before, popularity
-from pyanalysis.studies.predictors.sequence import shuffled, states_behind
+from pyanalysis.studies.predictors.sequence import SequenceModel, shuffled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyanalysis.studies.routing import Routing
 
@@ -30,15 +30,14 @@ _RIDGES = (0.3, 3.0, 30.0, 300.0, 3e3, 3e4)
 _ROWS = 8192
 
 
-class Reservoir:
+class Reservoir(SequenceModel):
     """`order_lost`: fitted on the tokens in a random order, the control that must fall to popularity."""
 
     known = "token"
 
-    def __init__(self, seed: int = 0, n_units: int = 384, *, order_lost: bool = False) -> None:
+    def __init__(self, seed: int = 0, size: int = 384, *, order_lost: bool = False) -> None:
         self.name = "reservoir-shuffled" if order_lost else "reservoir"
-        self._seed, self._n_units, self._order_lost = seed, n_units, order_lost
-        self._states: tuple[Routing, Array] | None = None
+        self._seed, self._size, self._order_lost = seed, size, order_lost
 
     # --- fitting ---
 
@@ -48,10 +47,10 @@ class Reservoir:
         self._mean = (self._share / np.maximum(self._share.sum(axis=1, keepdims=True), 1e-9)).ravel()
         n_inputs, n_layers = self._mean.size, len(routing.layers)
         scale = np.sqrt(routing.ids.shape[2] / n_layers)
-        self._into = (scale * generator.standard_normal((n_inputs, self._n_units))).astype(np.float32)
-        recurrent = generator.standard_normal((self._n_units, self._n_units)) / np.sqrt(self._n_units)
+        self._into = (scale * generator.standard_normal((n_inputs, self._size))).astype(np.float32)
+        recurrent = generator.standard_normal((self._size, self._size)) / np.sqrt(self._size)
         self._recurrent = (_RADIUS * recurrent).astype(np.float32)  # the spectral radius of such a matrix is near 1
-        self._leak = np.exp(generator.uniform(np.log(_SLOWEST), 0, self._n_units)).astype(np.float32)
+        self._leak = np.exp(generator.uniform(np.log(_SLOWEST), 0, self._size)).astype(np.float32)
         self._states = None
         source = shuffled(routing, tokens, generator) if self._order_lost else routing
         earlier = before(source, tokens)
@@ -63,13 +62,13 @@ class Reservoir:
     def _solve(self, routing: Routing, sources: Array, targets: Array) -> None:
         """Ridge regression; its strength is chosen on the last tenth of the pairs, then all of them are used."""
         if len(targets) == 0:
-            self._readout = np.zeros((self._n_units + self._mean.size + 1, self._mean.size), dtype=np.float32)
+            self._readout = np.zeros((self._size + self._mean.size + 1, self._mean.size), dtype=np.float32)
             self._readout[-1] = self._share.ravel()
             return
         held = max(1, len(targets) // 10) if len(targets) > 1 else 0
         kept = len(targets) - held
         # With fewer pairs than features the matrix of pairs is the smaller one to solve.
-        make = self._by_pairs if len(targets) < self._n_units + self._mean.size + 1 else self._by_features
+        make = self._by_pairs if len(targets) < self._size + self._mean.size + 1 else self._by_features
         solve = make(routing, sources[:kept], targets[:kept])
         best, least = _RIDGES[-1], np.inf
         if held and kept:
@@ -91,7 +90,7 @@ class Reservoir:
         return lambda strength: ridge_by_pairs(x, y, strength)
 
     def _products(self, routing: Routing, sources: Array, targets: Array) -> tuple[Array, Array]:
-        size = self._n_units + self._mean.size + 1
+        size = self._size + self._mean.size + 1
         gram, cross = np.zeros((size, size), np.float32), np.zeros((size, self._mean.size), np.float32)
         for begin in range(0, len(targets), _ROWS):
             x = self._features(routing, sources[begin : begin + _ROWS])
@@ -116,45 +115,20 @@ class Reservoir:
         advanced: Array = (1 - self._leak) * state + self._leak * np.tanh(driven @ self._into + state @ self._recurrent)
         return advanced
 
-    def _state_of(self, routing: Routing) -> Array:
-        """float32[T, N]: the state behind each token."""
-        if self._states is not None and self._states[0] is routing:
-            return self._states[1]
-        states = states_behind(
-            routing, self._n_units, lambda state, tokens: self._advance(state, self._input(routing, tokens))
-        )
-        self._states = (routing, states)
-        return states
-
-    def _features(self, routing: Routing, tokens: Array) -> Array:
-        state = self._state_of(routing)[tokens]
-        return self._joined(state, self._input(routing, tokens))
-
     def _joined(self, state: Array, driven: Array) -> Array:
         return np.concatenate([state, driven, np.ones((len(state), 1), np.float32)], axis=1)
 
     # --- predicting ---
 
-    def scores(self, routing: Routing, tokens: Array) -> Array:
-        earlier = before(routing, tokens)
-        found = self._read(self._features(routing, np.maximum(earlier, 0)))
-        found[earlier < 0] = self._share
-        return found
-
     def _read(self, features: Array) -> Array:
         read: Array = np.clip((features @ self._readout).reshape(-1, *self._share.shape), 0, 1)
         return read
 
-    def forecast(self, routing: Routing, tokens: Array, steps: int) -> Iterator[Array]:
-        state = self._state_of(routing)[tokens]
-        driven = self._input(routing, tokens)
-        for step in range(steps):
-            if step:
-                state = self._advance(state, driven)
-            probabilities = self._read(self._joined(state, driven))
-            yield probabilities
-            total = np.maximum(probabilities.sum(axis=2, keepdims=True), 1e-9)
-            driven = (probabilities / total).reshape(len(tokens), -1) - self._mean
+    def _fed_back(self, probabilities: Array, k: int) -> Array:
+        del k  # each layer sums to 1
+        total = np.maximum(probabilities.sum(axis=2, keepdims=True), 1e-9)
+        driven: Array = (probabilities / total).reshape(len(probabilities), -1) - self._mean
+        return driven
 
     def n_bytes(self) -> int:
         arrays = (self._into, self._recurrent, self._leak, self._readout, self._share, self._mean)
@@ -162,7 +136,7 @@ class Reservoir:
 
     def bytes_per_token(self, k: int) -> int:
         """Read-out and recurrent weights; of the input weights the rows of k experts a layer."""
-        rows = k * self._share.shape[0] * self._n_units * self._into.itemsize
+        rows = k * self._share.shape[0] * self._size * self._into.itemsize
         return int(self._readout.nbytes + self._recurrent.nbytes + rows)
 
 

@@ -15,11 +15,9 @@ import numpy as np
 
 from pyanalysis.studies.predictors.base import before, popularity
 from pyanalysis.studies.predictors.perceptron import Perceptron
-from pyanalysis.studies.predictors.sequence import shuffled, states_behind
+from pyanalysis.studies.predictors.sequence import SequenceModel, shuffled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyanalysis.studies.routing import Routing
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,7 +30,7 @@ _RATE = 2e-4
 _LEAST_SHARE = 1e-6  # of popularity: its logit must be finite
 
 
-class StateSpace:
+class StateSpace(SequenceModel):
     """`order_lost`: fitted on the tokens in a random order, the control that must fall to popularity."""
 
     known = "token"
@@ -40,7 +38,6 @@ class StateSpace:
     def __init__(self, seed: int = 0, n_channels: int = 96, n_hidden: int = 256, *, order_lost: bool = False) -> None:
         self.name = "state-space-shuffled" if order_lost else "state-space"
         self._seed, self._most_channels, self._n_hidden, self._order_lost = seed, n_channels, n_hidden, order_lost
-        self._states: tuple[Routing, Array] | None = None
         self._decay = np.float32(0.5) ** (1 / np.array(HALF_LIVES, dtype=np.float32))[:, None]
 
     # --- fitting ---
@@ -99,50 +96,21 @@ class StateSpace:
         return driven
 
     def _advance(self, state: Array, driven: Array) -> Array:
-        """State [n, S*C] after an input [n, L*E]."""
         channels = driven @ self._into
         split = state.reshape(len(state), len(HALF_LIVES), -1)
         advanced: Array = self._decay * split + (1 - self._decay) * channels[:, None]
         return advanced.reshape(len(state), -1)
-
-    def _state_of(self, routing: Routing) -> Array:
-        if self._states is None or self._states[0] is not routing:
-            states = states_behind(
-                routing, self._size, lambda state, tokens: self._advance(state, self._input(routing, tokens))
-            )
-            self._states = (routing, states)
-        return self._states[1]
-
-    def _features(self, routing: Routing, tokens: Array) -> Array:
-        return self._joined(self._state_of(routing)[tokens], self._input(routing, tokens))
 
     def _joined(self, state: Array, driven: Array) -> Array:
         return np.concatenate([state * self._gain, driven], axis=1)
 
     # --- predicting ---
 
-    def scores(self, routing: Routing, tokens: Array) -> Array:
-        earlier = before(routing, tokens)
-        found = self._read(self._features(routing, np.maximum(earlier, 0)))
-        found[earlier < 0] = self._share
-        return found
-
     def _read(self, features: Array) -> Array:
         read: Array = self._readout.probabilities(features).reshape(-1, *self._share.shape)
         return read * (self._share > 0)  # what a layer does not have
 
-    def forecast(self, routing: Routing, tokens: Array, steps: int) -> Iterator[Array]:
-        state, driven = self._state_of(routing)[tokens], self._input(routing, tokens)
-        k = routing.ids.shape[2]
-        for step in range(steps):
-            if step:
-                state = self._advance(state, driven)
-            probabilities = self._read(self._joined(state, driven))
-            yield probabilities
-            driven = self._fed_back(probabilities, k)
-
     def _fed_back(self, probabilities: Array, k: int) -> Array:
-        """[n, L*E]: the input of a token of which only probabilities are known; k experts of each layer are used."""
         total = np.maximum(probabilities.sum(axis=2, keepdims=True), 1e-9)
         driven: Array = (k * probabilities / total - self._share).reshape(len(probabilities), -1)
         return driven

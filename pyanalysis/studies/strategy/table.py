@@ -175,10 +175,12 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 def chosen(names: Sequence[str] | None) -> list[Strategy]:
     """The strategies of `names`, or all. Raises ConfigError for one that does not exist or is named twice."""
-    for name in names or ():
-        if list(names or ()).count(name) > 1:
+    if not names:
+        return list(STRATEGIES)
+    for place, name in enumerate(names):
+        if name in names[:place]:
             raise ConfigError(f"the strategy '{name}' is named twice")
-    return [parse(name) for name in names] if names else list(STRATEGIES)
+    return [parse(name) for name in names]
 
 
 def parse(text: str) -> Strategy:
