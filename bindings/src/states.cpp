@@ -6,8 +6,10 @@ namespace nb = nanobind;
 using namespace moecache;
 
 static std::string format_state(const std::string & policy, bool per_layer, const std::vector<uint32_t> & slots,
-                                const std::vector<column_tuple> & columns, const nb::dict & arrays) {
+                                const std::vector<column_tuple> & columns, const nb::dict & arrays,
+                                const std::string & model) {
     saved_session saved;
+    saved.model        = model;
     saved.state.policy = policy;
     saved.per_layer    = per_layer;
     saved.slots        = slots;
@@ -34,12 +36,13 @@ static nb::dict as_dict(const saved_session & saved) {
     result["slots"]     = nb::tuple(nb::cast(saved.slots));
     result["columns"]   = nb::tuple(nb::cast(columns));
     result["arrays"]    = arrays;
+    result["model"]     = saved.model;
     return result;
 }
 
 void bind_states(nb::module_ & m) {
     m.def("format_state", &format_state, nb::arg("policy"), nb::arg("per_layer"), nb::arg("slots"), nb::arg("columns"),
-          nb::arg("arrays"), "A session state as JSON.");
+          nb::arg("arrays"), nb::arg("model") = "", "A session state as JSON.");
     m.def(
         "parse_state",
         [](const std::string & text) {

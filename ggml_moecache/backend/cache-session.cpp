@@ -23,6 +23,7 @@ void expert_cache::begin_batch(const std::vector<token_info> & tokens) {
 saved_session expert_cache::export_session() const {
     saved_session saved;
     saved.state.policy = spec.canonical();
+    saved.model        = model;
     saved.per_layer    = per_layer;
     saved.slots        = geometry.slots_of_budget;
     saved.columns      = geometry.columns;
@@ -34,7 +35,7 @@ saved_session expert_cache::export_session() const {
 }
 
 std::string expert_cache::import_session(const saved_session & saved) {
-    std::string             error = saved_session_misfit(saved, geometry, per_layer, spec.canonical());
+    std::string             error = saved_session_misfit(saved, geometry, per_layer, spec.canonical(), model);
     std::unique_ptr<policy> other;
     std::vector<int64_t>    content;
     session_clock           saved_clock;

@@ -82,7 +82,7 @@ std::string expert_cache::start(const config & settings) {
 std::unique_ptr<expert_cache> expert_cache::make(const cache_request &                    request,
                                                  const std::vector<const ggml_tensor *> & weights, std::string & why) {
     const config &                settings = request.settings;
-    std::unique_ptr<expert_cache> made(new expert_cache(request.dev, request.inner, settings));
+    std::unique_ptr<expert_cache> made(new expert_cache(request));
     std::string                   fewer;
     slot_plan                     plan;
     why = plan.read(weights, settings.per_layer, request.n_used);

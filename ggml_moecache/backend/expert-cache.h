@@ -57,6 +57,7 @@ struct cache_request {
     ggml_backend_dev_t dev;
     ggml_backend_t     inner;
     const config &     settings;
+    std::string        model;    // fingerprint of its experts
     uint32_t           n_used;   // the largest top-k
     bool               may_wait; // do not take what others may still need: see make()
 };
@@ -146,8 +147,9 @@ public:
     std::string            policy_name() const { return spec.canonical(); }
 
 private:
-    expert_cache(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings) :
-        dev(dev), inner(inner), pools(dev), sync(settings.sync), per_layer(settings.per_layer) {}
+    explicit expert_cache(const cache_request & request) :
+        dev(request.dev), inner(request.inner), model(request.model), pools(request.dev), sync(request.settings.sync),
+        per_layer(request.settings.per_layer) {}
 
     void                          take(slot_plan plan);
     void                          begin_session(std::unique_ptr<policy> other, const std::vector<int64_t> & content);
@@ -164,6 +166,7 @@ private:
 
     ggml_backend_dev_t                                       dev;
     ggml_backend_t                                           inner;
+    std::string                                              model; // fingerprint
     cache_geometry                                           geometry;
     std::vector<column_weights>                              columns;          // [columns]
     std::map<const void *, std::pair<uint32_t, expert_role>> column_of_weight; // by address of the canonical data

@@ -183,7 +183,7 @@ std::string cache_manager::load(const session_state & state) {
         return error;
     }
     std::vector<int64_t> content;
-    const std::string    missing = state.get("content", content);
+    const std::string    missing = state.get("content", content, SIZE_MAX);
     for (const int64_t value : content) {
         const auto     item   = static_cast<uint32_t>(value);
         const uint32_t budget = geometry.budget_of_item(item);

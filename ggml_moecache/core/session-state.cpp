@@ -28,9 +28,14 @@ std::string session_state::get(const std::string & name, std::vector<int64_t> & 
     return "the session state has no array " + name;
 }
 
-std::string session_state::get(const std::string & name, int64_t & value, int64_t least) const {
+int64_t session_state::most_token() const {
+    int64_t next = most_count;
+    return get("next_token", next).empty() ? next : most_count;
+}
+
+std::string session_state::get(const std::string & name, int64_t & value, int64_t least, int64_t most) const {
     std::vector<int64_t> values;
-    const std::string    error = get(name, values, 1, least);
+    const std::string    error = get(name, values, 1, least, most);
     if (error.empty()) {
         value = values[0];
     }
@@ -45,17 +50,10 @@ void session_clock::save(session_state & state) const {
 }
 
 std::string session_clock::load(const session_state & state) {
-    std::string error;
-    const auto  get = [&](const char * name, int64_t & value) {
-        std::vector<int64_t> values;
-        error = error.empty() ? state.get(name, values, 1, 0, INT64_MAX / 4) : error; // room to count on
-        value = values.empty() ? 0 : values[0];
-    };
-    get("next_event", events);
-    get("next_access", accesses);
-    get("next_token", tokens);
-    get("next_request", requests);
-    return error;
+    std::string error = state.get("next_event", events);
+    error             = error.empty() ? state.get("next_access", accesses) : error;
+    error             = error.empty() ? state.get("next_token", tokens) : error;
+    return error.empty() ? state.get("next_request", requests) : error;
 }
 
 } // namespace moecache

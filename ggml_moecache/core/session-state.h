@@ -15,11 +15,17 @@ public:
 
     void put(const std::string & name, std::vector<int64_t> values);
 
+    // What may have been counted, at most: there is room to count on.
+    static constexpr int64_t most_count = INT64_MAX / 4;
+
+    // A token of the session has a smaller number than this, the state's `next_token`.
+    int64_t most_token() const;
+
     // The array `name` into `values`. Returns "" or why not: missing, or not of `size` entries (SIZE_MAX: any number),
     // or an entry outside of [least, most].
-    std::string get(const std::string & name, std::vector<int64_t> & values, size_t size = SIZE_MAX,
-                    int64_t least = INT64_MIN, int64_t most = INT64_MAX) const;
-    std::string get(const std::string & name, int64_t & value, int64_t least = INT64_MIN) const;
+    std::string get(const std::string & name, std::vector<int64_t> & values, size_t size, int64_t least = 0,
+                    int64_t most = most_count) const;
+    std::string get(const std::string & name, int64_t & value, int64_t least = 0, int64_t most = most_count) const;
 
     const std::vector<std::pair<std::string, std::vector<int64_t>>> & arrays() const { return entries; }
 

@@ -30,6 +30,9 @@ std::string saved_session_text(const saved_session & saved) {
     json_writer json;
     json.begin_object().begin_object("format").value("name", format_name);
     json.value("version", static_cast<uint64_t>(format_version)).end_object();
+    if (!saved.model.empty()) {
+        json.value("model", saved.model);
+    }
     json.value("policy", saved.state.policy).value("per_layer", saved.per_layer).raw("slots", list_of(saved.slots));
     json.begin_array("columns");
     for (const column_info & column : saved.columns) {
@@ -86,6 +89,7 @@ static std::string read_members(const json_value & document, saved_session & out
         return "its format has another version than " + std::to_string(format_version) +
                ", the one that this version of ggml_moecache reads";
     }
+    const json_value * model  = document.find("model");
     const json_value * policy = document.find("policy");
     const json_value * layers = document.find("per_layer");
     const json_value * slots  = document.find("slots");
@@ -93,6 +97,9 @@ static std::string read_members(const json_value & document, saved_session & out
     if (policy == nullptr || policy->kind != json_kind::text || layers == nullptr ||
         layers->kind != json_kind::boolean) {
         return "\"policy\" must be a string and \"per_layer\" true or false";
+    }
+    if (model != nullptr && model->kind != json_kind::text) {
+        return "\"model\" must be a string";
     }
     const auto is_slots = [](int64_t n) { return n >= 0 && n <= INT32_MAX; };
     if (slots == nullptr || !slots->is_array_of_whole() ||
@@ -102,6 +109,7 @@ static std::string read_members(const json_value & document, saved_session & out
     if (arrays == nullptr || arrays->kind != json_kind::object) {
         return "\"arrays\" must be an object of lists";
     }
+    out.model        = model != nullptr ? model->text : "";
     out.state.policy = policy->text;
     out.per_layer    = layers->truth;
     out.slots.assign(slots->numbers.begin(), slots->numbers.end());
@@ -161,7 +169,7 @@ static bool alike(const column_info & a, const column_info & b) {
 }
 
 std::string saved_session_misfit(const saved_session & saved, const cache_geometry & geometry, bool per_layer,
-                                 const std::string & policy) {
+                                 const std::string & policy, const std::string & model) {
     if (saved.state.policy != policy) {
         return "the session state is of policy " + saved.state.policy + ", this cache's is " + policy;
     }
@@ -174,6 +182,10 @@ std::string saved_session_misfit(const saved_session & saved, const cache_geomet
     if (saved.columns.size() != geometry.columns.size()) {
         return "the session state is of another model: it has " + std::to_string(saved.columns.size()) +
                " MoE layers (and families), this cache " + std::to_string(geometry.columns.size());
+    }
+    if (!saved.model.empty() && !model.empty() && saved.model != model) {
+        return "the session state is of another model with the same layers and experts: its fingerprint is " +
+               saved.model + ", this one's is " + model + " (each quantization has its own)";
     }
     if (saved.per_layer != per_layer) {
         return std::string("the session state is of a cache with slots ") +

@@ -44,6 +44,7 @@ class SessionState:
     per_layer, slots, columns   of the cache: a state is imported by a cache that has the same
     arrays   int64[...] by name: what the policy has learnt, `content`, `next_event`, `next_access`, `next_token`,
              `next_request`
+    model    fingerprint of the experts as run.json has it, "": not known; two that are known must be the same
     """
 
     policy: str
@@ -51,11 +52,14 @@ class SessionState:
     slots: tuple[int, ...]
     columns: tuple[tuple[int, str, int, int], ...]
     arrays: dict[str, Array]
+    model: str = ""
 
     def to_json(self) -> str:
         """The JSON of a state file (ggml_moecache/core/state-file.h)."""
         arrays = {name: np.ascontiguousarray(array, dtype=np.int64) for name, array in self.arrays.items()}
-        return _native.format_state(self.policy, self.per_layer, list(self.slots), list(self.columns), arrays)
+        return _native.format_state(
+            self.policy, self.per_layer, list(self.slots), list(self.columns), arrays, self.model
+        )
 
     def write(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
         """Write a state file, for GGML_MOECACHE_STATE_IN, as a whole. Raises TraceError if it cannot be written."""
@@ -154,7 +158,9 @@ class Session:
         if self.next_event == 0:
             raise ConfigError("there is no state to export before the first event has been replayed")
         saved = self._native.save()
-        return SessionState(self.policy, self._per_layer, self._slots, self._stream.columns, saved["arrays"])
+        return SessionState(
+            self.policy, self._per_layer, self._slots, self._stream.columns, saved["arrays"], self._stream.model
+        )
 
     def import_state(self, state: SessionState, *, from_start: bool = False) -> None:
         """Go on from a state: of the same policy and geometry, not necessarily of this trace's events before it.
@@ -172,6 +178,11 @@ class Session:
         for name, value in {**own, "columns": self._stream.columns}.items():
             if getattr(state, name) != value:
                 raise ConfigError(f"the state's {name} is {getattr(state, name)}, this session's is {value}")
+        if state.model and self._stream.model and state.model != self._stream.model:
+            raise ConfigError(
+                f"the state is of another model with the same layers and experts: its fingerprint is {state.model}, "
+                f"that of {self._stream.trace} is {self._stream.model} (each quantization has its own)"
+            )
         arrays = {name: np.ascontiguousarray(array, dtype=np.int64) for name, array in state.arrays.items()}
         continues = bool(self._stream.token[0] > 0)
         try:

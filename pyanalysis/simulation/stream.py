@@ -26,6 +26,7 @@ class EventStream:
 
     columns           (layer, family, experts, bytes of one expert or 0) in rising order of layer and family
     experts_known     the numbers of experts come from the trace's description; else from the largest id that occurs
+    model             fingerprint of the experts, "" where the trace does not know it
     n_tokens, n_decode_tokens   distinct tokens
     n_tokens_passed_by          of ubatches that are too large for a cache (mode "as-run"), not among n_tokens
     n_decode_steps              decode tokens, those of a ubatch that is one event ("as-run") counted as one
@@ -35,6 +36,7 @@ class EventStream:
     families: tuple[str, ...]
     columns: tuple[Column, ...]
     experts_known: bool
+    model: str
     n_tokens: int
     n_decode_tokens: int
     n_tokens_passed_by: int
@@ -98,6 +100,7 @@ class EventStream:
             families=trace.families,
             columns=tuple(columns),
             experts_known=known,
+            model=trace.model["fingerprint"] or "",
             n_tokens=n_tokens,
             n_decode_tokens=decode_tokens,
             n_tokens_passed_by=len(trace.tokens) - n_tokens,

@@ -15,7 +15,7 @@ struct told_policy : policy {
         next.clear();
     }
     void        save(session_state & state) const override { state.put("content", content); }
-    std::string load(const session_state & state) override { return state.get("content", content); }
+    std::string load(const session_state & state) override { return state.get("content", content, SIZE_MAX); }
 
     std::vector<int64_t> content;
 };

@@ -90,23 +90,41 @@ TEST(a_state_belongs_to_one_cache) {
     const saved_session saved    = example();
     cache_geometry      geometry = cache_geometry::make({ { 0, "exps", 4, 100 }, { 3, "chexps", 8, 50 } }, true);
     CHECK_EQ(geometry.set_slots({ 2, 1 }), "");
-    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2"), "");
-    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru"),
+    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""), "");
+    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru", ""),
              "the session state is of policy lru:admit-after=2, this cache's is lru");
-    CHECK_EQ(saved_session_misfit(saved, geometry, false, "lru:admit-after=2"),
+    CHECK_EQ(saved_session_misfit(saved, geometry, false, "lru:admit-after=2", ""),
              "the session state is of a cache with slots for each layer, this one has them for all layers together");
     geometry.columns[0].expert_bytes = 101;
     CHECK_EQ(
-        saved_session_misfit(saved, geometry, true, "lru:admit-after=2"),
+        saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
         "the session state is of another model: it has layer 0 (exps), 4 experts of 100 bytes where this cache has "
         "layer 0 (exps), 4 experts of 101 bytes");
     geometry = cache_geometry::make({ { 0, "exps", 4, 100 } }, true);
-    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2"),
+    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
              "the session state is of another model: it has 2 MoE layers (and families), this cache 1");
     geometry = cache_geometry::make({ { 0, "exps", 4, 100 }, { 3, "chexps", 8, 50 } }, true);
     CHECK_EQ(geometry.set_slots({ 3, 1 }), "");
-    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2"),
+    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
              "the session state is of a cache with [2,1] slots, this one has [3,1]; a state holds for one capacity");
+}
+
+TEST(two_fingerprints_that_are_known_must_agree) {
+    saved_session  saved    = example();
+    cache_geometry geometry = cache_geometry::make({ { 0, "exps", 4, 100 }, { 3, "chexps", 8, 50 } }, true);
+    CHECK_EQ(geometry.set_slots({ 2, 1 }), "");
+    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2", "00000000000000aa"), "");
+    saved.model            = "00000000000000aa";
+    const std::string text = saved_session_text(saved);
+    CHECK(text.find("\"version\":1},\"model\":\"00000000000000aa\",\"policy\"") != std::string::npos);
+    saved_session read;
+    CHECK_EQ(saved_session_parse(text, read), "");
+    CHECK_EQ(saved_session_misfit(read, geometry, true, "lru:admit-after=2", "00000000000000aa"), "");
+    CHECK_EQ(saved_session_misfit(read, geometry, true, "lru:admit-after=2", ""), "");
+    CHECK_EQ(saved_session_misfit(read, geometry, true, "lru:admit-after=2", "00000000000000ab"),
+             "the session state is of another model with the same layers and experts: its fingerprint is "
+             "00000000000000aa, this one's is 00000000000000ab (each quantization has its own)");
+    CHECK_EQ(with("\"policy\"", "\"model\":1,\"policy\""), "\"model\" must be a string");
 }
 
 TEST(json_values) {

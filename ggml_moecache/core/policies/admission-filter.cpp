@@ -29,8 +29,8 @@ std::string admission_filter::load(const session_state & state) {
     if (!on()) {
         return "";
     }
-    const std::string error = state.get("filter_uses", uses, uses.size(), 0);
-    return error.empty() ? state.get("filter_token", now, 0) : error;
+    const std::string error = state.get("filter_uses", uses, uses.size());
+    return error.empty() ? state.get("filter_token", now, 0, state.most_token()) : error;
 }
 
 } // namespace moecache

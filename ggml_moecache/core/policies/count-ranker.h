@@ -27,6 +27,15 @@ public:
     rank    of(uint32_t item) const { return { counts[item], last_use.empty() ? 0 : last_use[item] }; }
     int64_t n_items() const { return static_cast<int64_t>(counts.size()); }
 
+    // Whether these items are the uses that are counted.
+    bool are_of(const std::vector<int64_t> & items) const {
+        std::vector<int64_t> counted(counts.size(), 0);
+        for (const int64_t item : items) {
+            counted[static_cast<size_t>(item)]++;
+        }
+        return counted == counts;
+    }
+
     void save(session_state & state) const {
         state.put("counts", counts);
         if (!last_use.empty()) {
@@ -35,9 +44,9 @@ public:
     }
 
     std::string load(const session_state & state) {
-        std::string error = state.get("counts", counts, counts.size(), 0);
+        std::string error = state.get("counts", counts, counts.size());
         if (error.empty() && !last_use.empty()) {
-            error  = state.get("last_use", last_use, last_use.size(), 0);
+            error  = state.get("last_use", last_use, last_use.size());
             n_uses = *std::max_element(last_use.begin(), last_use.end());
         }
         return error;

@@ -62,7 +62,7 @@ public:
     std::string load(const session_state & state) {
         std::vector<int64_t> as_bits;
         std::string          error = state.get("score_bits", as_bits, scores.size(), 0, bits(std::ldexp(1.0, 1000)));
-        error                      = error.empty() ? state.get("epoch_token", epoch_token, 0) : error;
+        error = error.empty() ? state.get("epoch_token", epoch_token, 0, state.most_token()) : error;
         for (size_t item = 0; item < as_bits.size(); item++) {
             std::memcpy(&scores[item], &as_bits[item], sizeof(double));
         }

@@ -57,9 +57,11 @@ public:
     std::string load(const session_state & state) override {
         std::vector<int64_t> content;
         std::string          error = load_content(state, geometry, content);
-        error                      = error.empty() ? state.get("counts", counts, counts.size(), 0) : error;
-        error = error.empty() ? state.get("next_election", next_election, next_election.size(), 0) : error;
-        error = error.empty() ? filter.load(state) : error;
+        error                      = error.empty() ? state.get("counts", counts, counts.size()) : error;
+        error                      = error.empty() ? state.get("next_election", next_election, next_election.size(), 0,
+                                                               state.most_token() + every_tokens) :
+                                                     error;
+        error                      = error.empty() ? filter.load(state) : error;
         for (const int64_t item : content) {
             held[static_cast<size_t>(item)] = 1;
             n_held[geometry.budget_of_item(static_cast<uint32_t>(item))]++;

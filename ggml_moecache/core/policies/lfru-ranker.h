@@ -34,9 +34,10 @@ public:
         last_use[item]   = ++n_uses;
     }
 
-    // Fits 64 bits up to 10^9 uses and tokens: weight <= 10^6.
-    rank of(uint32_t item) const { return { ranks_at(item, n_tokens), last_use[item] }; }
-    bool worthwhile(uint32_t) const { return true; }
+    // Fits 64 bits up to this number of uses of an expert, and of tokens: weight <= 10^6.
+    static constexpr int64_t most_of_session = 1000000000;
+    rank                     of(uint32_t item) const { return { ranks_at(item, n_tokens), last_use[item] }; }
+    bool                     worthwhile(uint32_t) const { return true; }
 
     // The rank at the end of the epoch: rank / n there is the floor of rank / n before it.
     rank    at_epoch_end(uint32_t item) const { return { ranks_at(item, n_epoch), last_use[item] }; }
@@ -52,10 +53,11 @@ public:
 
     std::string load(const session_state & state) {
         const size_t n     = counts.size();
-        std::string  error = state.get("counts", counts, n, 0);
-        error              = error.empty() ? state.get("last_token", last_token, n, 0) : error;
-        error              = error.empty() ? state.get("last_use", last_use, n, 0) : error;
-        error              = error.empty() ? state.get("n_tokens", n_tokens, 0) : error;
+        const auto   most  = std::min(most_of_session, state.most_token());
+        std::string  error = state.get("counts", counts, n, 0, most);
+        error              = error.empty() ? state.get("last_token", last_token, n, 0, most) : error;
+        error              = error.empty() ? state.get("last_use", last_use, n) : error;
+        error              = error.empty() ? state.get("n_tokens", n_tokens, 0, most) : error;
         n_epoch            = n_tokens;
         if (error.empty() && n > 0) {
             n_uses = *std::max_element(last_use.begin(), last_use.end());

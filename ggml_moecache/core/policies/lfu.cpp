@@ -63,9 +63,9 @@ public:
         std::vector<int64_t> counts;
         std::vector<int64_t> last_use;
         std::string          error = load_content(state, geometry, content);
-        error                      = error.empty() ? state.get("counts", counts, ranks.size(), 0) : error;
-        error                      = error.empty() ? state.get("last_use", last_use, ranks.size(), 0) : error;
-        error                      = error.empty() ? state.get("n_uses", n_uses, 0) : error;
+        error                      = error.empty() ? state.get("counts", counts, ranks.size()) : error;
+        error                      = error.empty() ? state.get("last_use", last_use, ranks.size()) : error;
+        error                      = error.empty() ? state.get("n_uses", n_uses) : error;
         if (!error.empty()) {
             return error;
         }

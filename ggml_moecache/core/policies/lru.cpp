@@ -24,7 +24,7 @@ public:
     void save(session_state & state) const { state.put("last_use", last_use); }
 
     std::string load(const session_state & state) {
-        const std::string error = state.get("last_use", last_use, last_use.size(), 0);
+        const std::string error = state.get("last_use", last_use, last_use.size());
         if (error.empty() && !last_use.empty()) {
             n_uses = *std::max_element(last_use.begin(), last_use.end());
         }

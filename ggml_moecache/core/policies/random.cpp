@@ -75,11 +75,11 @@ public:
     std::string load(const session_state & state) override {
         std::vector<int64_t> content;
         std::vector<int64_t> order;
-        int64_t              bits   = 0;
-        std::string          error  = load_content(state, geometry, content);
-        error                       = error.empty() ? state.get("slot_order", order, content.size()) : error;
-        error                       = error.empty() ? state.get("generator", bits) : error;
-        error                       = error.empty() ? filter.load(state) : error;
+        int64_t              bits  = 0;
+        std::string          error = load_content(state, geometry, content);
+        error = error.empty() ? state.get("slot_order", order, content.size(), 0, geometry.n_items()) : error;
+        error = error.empty() ? state.get("generator", bits, INT64_MIN, INT64_MAX) : error;
+        error = error.empty() ? filter.load(state) : error;
         std::vector<int64_t> sorted = order;
         std::sort(sorted.begin(), sorted.end());
         if (error.empty() && sorted != content) {

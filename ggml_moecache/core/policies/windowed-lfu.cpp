@@ -55,9 +55,12 @@ public:
         std::vector<int64_t> tokens;
         std::vector<int64_t> items;
         std::string          error = counts.load(state);
-        error                      = error.empty() ? state.get("window_tokens", tokens, SIZE_MAX, 0) : error;
+        error = error.empty() ? state.get("window_tokens", tokens, SIZE_MAX, 0, state.most_token()) : error;
         if (error.empty()) {
             error = state.get("window_items", items, tokens.size(), 0, counts.n_items() - 1);
+        }
+        if (error.empty() && !counts.are_of(items)) {
+            error = "the session state's array counts must count the uses in window_items";
         }
         if (error.empty()) {
             queue.resize(std::max(queue.size(), tokens.size()));

@@ -158,3 +158,56 @@ def test_what_sees_the_whole_trace_goes_on_in_it_only():
         second.import_state(first.export_state(), from_start=True)
     second.import_state(first.export_state())
     assert second.next_event == 2
+
+
+@pytest.mark.parametrize("policy", [*RUNNABLE, "cumulative-lfu:tie=recency", "lru:admit-after=2:payback=1"])
+def test_numbers_that_could_not_be_counted_on_are_refused(policy):
+    """Each array of a state with its first number replaced by 2^63 - 1: one message, and the session is as it was."""
+    first = Session(TRACE, policy, 2)
+    first.run(3)
+    state = first.export_state()
+    refused = set()
+    for name, array in state.arrays.items():
+        if array.size == 0 or name == "generator":  # any 64 bits are a generator
+            continue
+        huge = np.array([2**63 - 1, *array[1:]], dtype=np.int64)
+        second = Session(TRACE, policy, 2)
+        with pytest.raises(ConfigError, match=rf"{name} must .*Got 9223372036854775807"):
+            second.import_state(dataclasses.replace(state, arrays={**state.arrays, name: huge}), from_start=True)
+        second.import_state(state)
+        second.run()
+        refused.add(name)
+    assert {"next_event", "next_access", "next_token", "next_request"} <= refused
+
+
+def test_a_token_after_the_state_s_is_refused():
+    """The last halving of decayed-lfu lies before the state's next token."""
+    first = Session(TRACE, "decayed-lfu:half-life=7", 1)
+    first.run(2)
+    state = first.export_state()
+    arrays = {**state.arrays, "epoch_token": state.arrays["next_token"] + 1}
+    with pytest.raises(ConfigError, match=r"epoch_token must be in \[0, 2\]. Got 3 instead"):
+        Session(TRACE, "decayed-lfu:half-life=7", 1).import_state(dataclasses.replace(state, arrays=arrays))
+
+
+def test_a_window_that_is_not_counted_is_refused():
+    first = Session(TRACE, "windowed-lfu:window=4", 1)
+    first.run(2)
+    state = first.export_state()
+    arrays = {**state.arrays, "counts": state.arrays["counts"] + 1}
+    with pytest.raises(ConfigError, match="counts must count the uses in window_items"):
+        Session(TRACE, "windowed-lfu:window=4", 1).import_state(dataclasses.replace(state, arrays=arrays))
+
+
+def test_a_state_is_of_one_model():
+    """Fingerprints are compared where both are known."""
+    model = {**TRACE.model, "fingerprint": "00000000000000aa"}
+    known = dataclasses.replace(TRACE, metadata={**(TRACE.metadata or {}), "model": model})
+    first = Session(known, "lru", 1)
+    first.run(2)
+    state = SessionState(**_native.parse_state(first.export_state().to_json()))
+    assert state.model == "00000000000000aa"
+    Session(TRACE, "lru", 1).import_state(state)
+    Session(known, "lru", 1).import_state(state)
+    with pytest.raises(ConfigError, match="another model with the same layers and experts: its fingerprint is 0"):
+        Session(known, "lru", 1).import_state(dataclasses.replace(state, model="00000000000000ab"))
