@@ -121,6 +121,8 @@ class Registry:
             has_gpu = any(device["is_gpu"] for device in self.devices())
             if not has_gpu and not os.environ.get("GGML_MOECACHE_STANDIN"):
                 settings = {"GGML_MOECACHE_STANDIN": "1", **settings}
+            # Holds the library: GGML lets go of one that refuses, which under MOECACHE_REQUIRE=1 ends the process.
+            c_api()
             _apply(settings)
             loaded, lines = self._load_and_listen(str(backend_path()))
             if not loaded:

@@ -26,7 +26,10 @@ def devices_of(library_dir: Path, environment: dict[str, str] | None = None) -> 
     Raises BackendError if the build itself cannot be loaded.
     """
     command = [sys.executable, "-m", "ggml_moecache._probe", str(library_dir)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    variables = {**(os.environ if environment is None else environment)}
+    if variables.get("MOECACHE_REQUIRE") == "1":
+        variables["MOECACHE_REQUIRE"] = "0"  # the answer is a refusal, not the end of the process
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
         raise BackendError(f"the llama.cpp build in {library_dir} cannot be used: {last}")

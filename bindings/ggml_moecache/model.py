@@ -243,6 +243,11 @@ def load_model(
         and `use_mmap=False` (weights are read into the store, whose memory is pinned; a mapping would be a second
         copy).
 
+    Notes
+    -----
+    The settings are those of this Llama's context. Another context of the same model (llama_init_from_model) reads
+    those of the process: the environment, or `ggml_moecache.config.set_value("GGML_MOECACHE_CAPACITY", "25%")`.
+
     Raises
     ------
     ConfigError

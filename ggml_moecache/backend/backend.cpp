@@ -28,11 +28,7 @@ static const char * backend_get_name(ggml_backend_t backend) {
 static void backend_free(ggml_backend_t backend) {
     backend_context * context = context_of(backend);
     context->control->close(); // nobody else touches the cache from here on
-    context->log.reset();
-    if (context->waiting && !context->announced) {
-        announce(context, context->waiting_facts);
-    }
-    write_state_file(context);
+    finish(context);
     if (context->announced) { // an adapter may have been freed since
         context_facts facts = context->status->facts();
         facts.resident_bytes =

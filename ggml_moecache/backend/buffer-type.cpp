@@ -3,6 +3,7 @@
 #include "backend/resident.h"
 #include "core/config.h"
 #include "core/reasons.h"
+#include "core/requirement.h"
 
 namespace moecache {
 
@@ -150,6 +151,7 @@ static ggml_backend_buffer_t store_alloc_buffer(ggml_backend_buffer_type_t type,
     if (pinned != nullptr && !store->pinned && config_read().require) {
         GGML_LOG_ERROR("moecache: %s: MOECACHE_REQUIRE=1: %s: %s\n", device->name.c_str(),
                        reason_name(reason::not_pinned), reason_text(reason::not_pinned));
+        requirement_missed();
         ggml_backend_buffer_free(host);
         delete store;
         return nullptr;

@@ -1,6 +1,6 @@
 #include "backend/context-log.h"
 
-#include "backend/buffer-type.h"
+#include "backend/stored-weights.h"
 #include "core/expert-name.h"
 #include "transfer/cuda-events.h"
 
@@ -23,17 +23,20 @@ context_log::context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const con
     channel(settings.log_live ? live_channel_open(status->context_id()) : nullptr) {}
 
 context_log::~context_log() {
-    recorder.land_all();
     if (channel != nullptr) {
         live_channel_close(status->context_id());
     }
+}
+
+std::string context_log::close() {
+    recorder.land_all();
     if (live != nullptr || log != nullptr) {
         facts.output_row_layers.assign(recorder.output_row_layers().begin(), recorder.output_row_layers().end());
         run_metadata_set(facts);
     }
     if (log == nullptr) {
         count();
-        return;
+        return "";
     }
     log->close();
     count();
@@ -41,54 +44,16 @@ context_log::~context_log() {
     if (error.empty()) {
         error = run_metadata_write(settings.log_folder);
     }
-    if (!error.empty()) {
-        status->add_fallback(reason::log_file);
-        GGML_LOG_ERROR("moecache: %s: %s/%s: %s; %llu events were lost\n", reason_name(reason::log_file),
-                       settings.log_folder.c_str(), facts.file.c_str(), error.c_str(),
-                       static_cast<unsigned long long>(log->n_lost()));
-    }
+    return error.empty() ? "" :
+                           settings.log_folder + "/" + facts.file + ": " + error + "; " +
+                               std::to_string(log->n_lost()) + " events were lost";
 }
 
 // --- what ran -----------------------------------------------------------------------------------------------------------------------
 
-// FNV-1a over names, shapes, types and samples of the bytes: tells models apart without reading all of them.
-static void hash_bytes(uint64_t & hash, const void * data, size_t n) {
-    const auto * bytes = static_cast<const unsigned char *>(data);
-    for (size_t i = 0; i < n; i++) {
-        hash = (hash ^ bytes[i]) * 0x100000001b3u;
-    }
-}
-
-static void hash_weight(uint64_t & hash, const ggml_tensor * weight) {
-    hash_bytes(hash, weight->name, strlen(weight->name));
-    hash_bytes(hash, weight->ne, sizeof(weight->ne));
-    const char * type = ggml_type_name(weight->type);
-    hash_bytes(hash, type, strlen(type));
-    const size_t n_bytes = ggml_nbytes(weight);
-    for (size_t at = 0; at + 64 <= n_bytes; at += std::max<size_t>(64, n_bytes / 64)) {
-        hash_bytes(hash, static_cast<const char *>(weight->data) + at, 64);
-    }
-}
-
 static const char * role_name(expert_role role) {
     static const char * const names[] = { "gate", "up", "gate_up", "down" };
     return names[static_cast<int>(role)];
-}
-
-// Expert weights of the store in the whole model graph, by name.
-static std::map<std::string, const ggml_tensor *> stored_weights(const ggml_cgraph *    graph,
-                                                                 const device_context * device) {
-    std::map<std::string, const ggml_tensor *> weights;
-    for (size_t i = 0; i < graph->visited_hash_set.size; i++) {
-        const ggml_tensor * tensor =
-            ggml_bitset_get(graph->visited_hash_set.used, i) ? graph->visited_hash_set.keys[i] : nullptr;
-        expert_name name;
-        if (tensor != nullptr && tensor->op == GGML_OP_NONE && in_store(tensor, device) &&
-            expert_name_parse(tensor->name, name)) {
-            weights[tensor->name] = tensor;
-        }
-    }
-    return weights;
 }
 
 // Layers of the model as far as the names of its weights show.
@@ -107,7 +72,7 @@ static uint64_t count_layers(const ggml_cgraph * graph) {
 // An MoE layer is logged with its `down`; the user may have placed that weight elsewhere and left others in the store.
 static void warn_of_layers_without_down(const ggml_cgraph * graph, const device_context * device) {
     std::map<std::pair<int, int>, bool> has_down;
-    for (const auto & entry : stored_weights(graph, device)) {
+    for (const auto & entry : find_stored_weights(graph, device)) {
         expert_name name;
         expert_name_parse(entry.first.c_str(), name);
         has_down[{ name.layer, name.family }] |= name.role == expert_role::down;
@@ -131,12 +96,11 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
     facts.n_layers                = count_layers(graph);
     facts.top_k                   = static_cast<uint64_t>(plan.walk.blocks.front().ids->ne[0]);
 
-    uint64_t                                     hash = 0xcbf29ce484222325u;
+    const stored_weights                         weights = find_stored_weights(graph, device);
     std::map<std::pair<int, int>, expert_layout> layouts;
-    for (const auto & entry : stored_weights(graph, device)) {
+    for (const auto & entry : weights) {
         expert_name name;
         expert_name_parse(entry.first.c_str(), name);
-        hash_weight(hash, entry.second);
         expert_layout & layout = layouts[{ name.layer, name.family }];
         layout.layer           = name.layer;
         layout.family          = expert_family_name(name.family);
@@ -144,9 +108,7 @@ void context_log::describe(const graph_plan & plan, const ggml_cgraph * graph) {
         layout.expert_bytes += entry.second->nb[2];
         layout.types.emplace_back(role_name(name.role), ggml_type_name(entry.second->type));
     }
-    char text[17];
-    snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
-    facts.fingerprint = text;
+    facts.fingerprint = fingerprint(weights);
     facts.layouts.clear();
     for (const auto & entry : layouts) {
         const auto & types = entry.second.types;

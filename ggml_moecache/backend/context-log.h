@@ -18,7 +18,7 @@ public:
     // `batches`: of the context; it must outlive the log.
     context_log(ggml_backend_dev_t dev, ggml_backend_t inner, const config & settings,
                 std::shared_ptr<context_status> status, const batch_tracker & batches);
-    ~context_log(); // REQUIRES: the inner backend still exists
+    ~context_log();
     context_log(const context_log &)             = delete;
     context_log & operator=(const context_log &) = delete;
 
@@ -37,6 +37,10 @@ public:
         recorder.synchronized();
         count();
     }
+
+    // Everything to the file. Returns "" or what could not be written. REQUIRES: the inner backend still exists,
+    // nothing is computed any more.
+    std::string close();
 
 private:
     std::string open(const graph_plan & plan, const ggml_cgraph * graph, expert_cache * cache);

@@ -1,8 +1,10 @@
 #include "backend/graph-compute.h"
 
 #include "backend/buffer-type.h"
+#include "backend/stored-weights.h"
 #include "core/expert-name.h"
 #include "core/file.h"
+#include "core/requirement.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -14,6 +16,38 @@ namespace moecache {
 
 // --- status -----------------------------------------------------------------------------------------------------------------------
 
+// MOECACHE_REQUIRE=1 was not met. There will be no status line: the status and the exit line tell of it.
+static void fail(backend_context * context, reason why, const std::string & detail) {
+    GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(),
+                   detail.empty() ? "" : " - ", reason_text(why));
+    context->failed     = true;
+    context->announced  = true;
+    context_facts facts = context->status->facts();
+    facts.state         = context_state::inactive;
+    facts.why           = why;
+    facts.detail        = detail;
+    context->status->update(facts);
+    if (context->closing) {
+        requirement_missed();
+    }
+    write_status_file(context);
+}
+
+// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation
+// must end.
+static bool fall_back(backend_context * context, reason why, const std::string & detail) {
+    const bool first = context->status->add_fallback(why);
+    if (context->settings.require) {
+        fail(context, why, detail);
+        return false;
+    }
+    if (first && why != reason::no_room && why != reason::no_cache) { // that one is the status line
+        GGML_LOG_WARN("moecache: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
+                      reason_text(why));
+    }
+    return true;
+}
+
 void write_status_file(backend_context * context) {
     if (context->settings.status_file.empty() || context->file_failed) {
         return;
@@ -21,8 +55,7 @@ void write_status_file(backend_context * context) {
     const std::string error = status_write(context->settings.status_file);
     if (!error.empty()) {
         context->file_failed = true;
-        context->status->add_fallback(reason::status_file);
-        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::status_file), error.c_str());
+        fall_back(context, reason::status_file, error);
     }
 }
 
@@ -32,23 +65,6 @@ void announce(backend_context * context, const context_facts & facts) {
     // llama.cpp's programs hide INFO of backends by default
     GGML_LOG_WARN("%s\n", context->status->status_line().c_str());
     write_status_file(context);
-}
-
-// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation
-// must end.
-static bool fall_back(backend_context * context, reason why, const std::string & detail) {
-    const bool first = context->status->add_fallback(why);
-    if (context->settings.require) {
-        context->failed = true;
-        GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(),
-                       detail.empty() ? "" : " - ", reason_text(why));
-        return false;
-    }
-    if (first && why != reason::no_room && why != reason::no_cache) { // that one is the status line
-        GGML_LOG_WARN("moecache: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
-                      reason_text(why));
-    }
-    return true;
 }
 
 static expert_placement placement_of(backend_context * context, const ggml_cgraph * graph) {
@@ -71,6 +87,7 @@ static context_facts current_facts(backend_context * context, const expert_place
     facts.store_pinned_bytes   = device->store_pinned_bytes;
     facts.resident_bytes       = cache != nullptr ? cache->size_bytes() : context->moe->residents.bytes();
     facts.policy               = cache != nullptr ? cache->policy_name() : "";
+    facts.per_layer            = cache != nullptr && context->settings.per_layer;
     return facts;
 }
 
@@ -153,13 +170,24 @@ static bool start_session(backend_context * context) {
         const std::string numbered = context->state_name->apply(settings.state_in);
         state_in                   = exists(numbered) ? numbered : state_in;
     }
+    if (!settings.state_out.empty()) { // now, and not when hours have been computed
+        const std::string refused = file_refused(context->state_name->apply(settings.state_out));
+        if (!refused.empty() && !fall_back(context, reason::state_out, refused)) {
+            return false;
+        }
+    }
     const std::string error   = context->control->cache_made(context->moe->cache.get(), state_in);
     context->state_in_refused = !error.empty();
     return error.empty() || fall_back(context, reason::state_in, error);
 }
 
-void write_state_file(backend_context * context) {
+static void write_state_file(backend_context * context) {
     const expert_cache * cache = context->moe->cache.get();
+    if (context->waiting && !context->settings.state_out.empty()) {
+        fall_back(context, reason::state_out,
+                  "there is no cache yet, capacity " + context->settings.capacity.text +
+                      " makes it at the second graph");
+    }
     if (context->state_name == nullptr || context->settings.state_out.empty() || cache == nullptr || context->failed) {
         return;
     }
@@ -171,8 +199,7 @@ void write_state_file(backend_context * context) {
     }
     const std::string error = file_replace(path, saved_session_text(cache->export_session()) + "\n");
     if (!error.empty()) {
-        context->status->add_fallback(reason::state_out);
-        GGML_LOG_ERROR("moecache: %s: %s\n", reason_name(reason::state_out), error.c_str());
+        fall_back(context, reason::state_out, error);
     }
 }
 
@@ -191,7 +218,12 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
     for (const moe_block & block : plan.walk.blocks) {
         n_used = std::max(n_used, static_cast<uint32_t>(block.ids->ne[0]));
     }
-    cache_request request { context->dev, context->inner, context->settings, n_used, may_be_warmup(context, plan) };
+    cache_request request { context->dev,
+                            context->inner,
+                            context->settings,
+                            fingerprint(find_stored_weights(graph, device_get(context->dev))),
+                            n_used,
+                            may_be_warmup(context, plan) };
     std::string   why;
     context->moe->cache = expert_cache::make(request, placement_of(context, graph).stored, why);
     context->waiting    = context->moe->cache == nullptr && why.empty();
@@ -310,6 +342,15 @@ static bool follows_requests(const backend_context * context) {
     return context->moe->cache != nullptr && context->moe->cache->follows_requests();
 }
 
+// Events that a full ring lost are said once. Returns false when the computation must end.
+static bool say_loss(backend_context * context) {
+    const uint64_t n_lost = context->status->counters.n_log_lost;
+    if (n_lost == 0 || std::exchange(context->loss_said, true)) {
+        return true;
+    }
+    return fall_back(context, reason::log_full, std::to_string(n_lost) + " events so far");
+}
+
 // Returns false when the computation must end.
 static bool record(backend_context * context, graph_plan & plan, const ggml_cgraph * graph, bool warmup) {
     if (context->log == nullptr || warmup) {
@@ -320,9 +361,23 @@ static bool record(backend_context * context, graph_plan & plan, const ggml_cgra
     }
     const std::string error = context->log->computed(plan, graph, context->moe->cache.get());
     if (error.empty()) {
-        return true;
+        return say_loss(context);
     }
+    context->loss_said = true; // what follows is lost for this reason
     return fall_back(context, reason::log_file, error);
+}
+
+static void close_log(backend_context * context) {
+    if (context->log == nullptr) {
+        return;
+    }
+    const std::string error = context->log->close();
+    context->log.reset();
+    if (error.empty()) {
+        say_loss(context);
+    } else {
+        fall_back(context, reason::log_file, error);
+    }
 }
 
 // Weights that the device may get: not on it yet, and not refused.
@@ -366,6 +421,9 @@ static enum ggml_status compute(backend_context * context, ggml_cgraph * graph) 
         } else if (!announce_active(context, graph) || !miss_session(context)) {
             return GGML_STATUS_FAILED;
         }
+        if (context->failed) { // the status file
+            return GGML_STATUS_FAILED;
+        }
     }
     if (plan->counts.n_partial_blocks > 0 && !fall_back(context, reason::partial_block, "")) {
         return GGML_STATUS_FAILED;
@@ -395,6 +453,15 @@ enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
     const enum ggml_status status = compute(context, graph);
     context->control->gate.end();
     return status;
+}
+
+void finish(backend_context * context) {
+    context->closing = true;
+    close_log(context);
+    if (context->waiting && !context->announced) {
+        announce(context, context->waiting_facts);
+    }
+    write_state_file(context);
 }
 
 } // namespace moecache

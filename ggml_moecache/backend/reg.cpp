@@ -9,10 +9,12 @@
 #include "backend/device.h"
 #include "core/config.h"
 #include "core/reasons.h"
+#include "core/requirement.h"
 #include "core/status.h"
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -153,15 +155,26 @@ static std::vector<ggml_backend_dev_t> find_inner(bool & standin, std::string & 
 namespace {
 struct at_exit {
     ~at_exit() {
-        if (status_any_known() || !said.empty()) {
+        if (status_any_known() || !said.empty() || requirement_unmet()) {
             // The exit line (or the refusal, whose program may end at once) was handed to llama.cpp's logger, whose
             // thread prints it. That logger is never flushed at exit (llama.cpp's choice), and short runs lost the
             // line; the thread is still alive here.
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (!devices.empty()) {
             // Nobody should have to guess that a cache was off. GGML's logger may be gone by now.
-            std::fprintf(stderr, "moecache: inactive: %s: %s\n", reason_name(reason::never_used),
+            std::fprintf(stderr, "moecache: inactive: %s: %s - %s\n", reason_name(reason::never_used),
+                         status_any_created() ? "a context with a MoECache device computed none of its experts there" :
+                                                "no context had a MoECache device",
                          reason_text(reason::never_used));
+            requirement_missed();
+        }
+        if (!said.empty()) {
+            requirement_missed();
+        }
+        if (requirement_unmet()) {
+            std::fprintf(stderr, "moecache: MOECACHE_REQUIRE=1: the process ends with status 1\n");
+            std::fflush(nullptr);
+            std::_Exit(1); // exit() is under way already
         }
     }
 } at_exit_of_the_process;

@@ -1,6 +1,7 @@
 #include "backend/slot-plan.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 
 namespace moecache {
@@ -48,6 +49,32 @@ uint64_t slot_plan::total_bytes(ggml_backend_dev_t dev) const {
            GGML_PAD(place_bytes(), ggml_backend_buft_get_alignment(type));
 }
 
+static std::string size_text(uint64_t bytes) {
+    char       text[32];
+    const bool small = bytes < (uint64_t(1) << 20);
+    snprintf(text, sizeof(text), small ? "%.1f KiB" : "%.1f MiB",
+             static_cast<double>(bytes) / (small ? 1 << 10 : 1 << 20));
+    return text;
+}
+
+std::string slot_plan::no_room(const std::string & device, const config & settings, uint64_t free_bytes,
+                               uint64_t spare_bytes) const {
+    uint64_t smallest = UINT64_MAX;
+    for (const column_info & column : geometry.columns) {
+        smallest = std::min(smallest, column.expert_bytes);
+    }
+    std::string text =
+        "capacity " + settings.capacity.text + " has no room for a slot on " + device + ": an expert has " +
+        size_text(smallest) +
+        (settings.per_layer ? " and each of " + std::to_string(geometry.columns.size()) + " layers gets the same part" :
+                              "") +
+        ", " + size_text(free_bytes) + " are free, " + size_text(spare_bytes) + " of them for the rows that miss";
+    if (settings.capacity.kind == capacity_kind::automatic) {
+        text += " and " + size_text(settings.reserve_bytes) + " kept (GGML_MOECACHE_RESERVE_MIB)";
+    }
+    return text;
+}
+
 std::string slot_plan::choose(ggml_backend_dev_t dev, const config & settings, uint64_t free_bytes,
                               std::string & fewer) {
     const uint64_t        reserve     = settings.capacity.kind == capacity_kind::automatic ? settings.reserve_bytes : 0;
@@ -75,7 +102,7 @@ std::string slot_plan::choose(ggml_backend_dev_t dev, const config & settings, u
         error          = smaller.slots(geometry, settings.per_layer, limit, slots);
     }
     if (error.empty() && geometry.most_slots() == 0) {
-        return "there is no room for a slot on " + device_get(dev)->name;
+        return no_room(device_get(dev)->name, settings, free_bytes, spare_bytes);
     }
     return error;
 }

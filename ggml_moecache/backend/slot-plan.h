@@ -31,6 +31,10 @@ struct slot_plan {
     // Bytes of the router ids as places of one column, and of all.
     uint64_t place_bytes_of_column() const { return uint64_t(max_tokens) * n_spare * sizeof(int32_t); }
     uint64_t place_bytes() const { return geometry.columns.size() * place_bytes_of_column(); }
+
+private:
+    std::string no_room(const std::string & device, const config & settings, uint64_t free_bytes,
+                        uint64_t spare_bytes) const;
 };
 
 } // namespace moecache

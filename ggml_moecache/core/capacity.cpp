@@ -22,7 +22,7 @@ static size_t number_length(const std::string & text) {
     return end == n + 1 ? 0 : (end == std::string::npos ? text.size() : end);
 }
 
-bool capacity_setting::parse(const std::string & text, capacity_setting & out) {
+static bool parse_amount(const std::string & text, capacity_setting & out) {
     out      = {};
     out.text = text;
     if (text == "all" || text == "auto") {
@@ -40,7 +40,7 @@ bool capacity_setting::parse(const std::string & text, capacity_setting & out) {
     }
     if (unit == "%") {
         out.kind = capacity_kind::percent;
-        return out.amount > 0 && out.amount <= 100;
+        return out.amount <= 100;
     }
     static const struct {
         const char * name;
@@ -54,6 +54,14 @@ bool capacity_setting::parse(const std::string & text, capacity_setting & out) {
         }
     }
     return false;
+}
+
+bool capacity_setting::parse(const std::string & text, capacity_setting & out) {
+    const bool good = parse_amount(text, out);
+    if (good && out.amount == 0 && (out.kind == capacity_kind::percent || out.kind == capacity_kind::bytes)) {
+        out.kind = capacity_kind::experts; // 0% and 0MiB are 0; any other share has at least one slot
+    }
+    return good;
 }
 
 // --- slots ----------------------------------------------------------------------------------------------------------------------

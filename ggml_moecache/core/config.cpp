@@ -15,7 +15,8 @@ static const variable_info table[] = {
       "Experts that have a slot on the device. 0: every expert is computed by the CPU, the rest of the model by the device. all: "
       "every expert has a copy and the device computes everything. auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB, "
       "taken at the second graph, when a program has loaded its draft model; with GGML_MOECACHE_LOG at the first one, so name a "
-      "number where there is a draft model as well." },
+      "number where there is a draft model as well. A size is that of the slots; places for the rows that miss come on top, for each "
+      "layout of experts as many as the top-k." },
     { "GGML_MOECACHE_PER_LAYER", "0", "0 or 1",
       "1: every layer has slots of its own; a capacity in experts or percent is then of each layer. 0: all layers share." },
     { "GGML_MOECACHE_POLICY", default_policy, "a policy, name:parameter=value:...",
@@ -57,9 +58,11 @@ static const variable_info table[] = {
     { "GGML_MOECACHE_LOG_LIVE", "0", "0 or 1",
       "Keep the ring for a consumer in this process (Python's RoutingRing) instead of writing it to a folder." },
     { "MOECACHE_REQUIRE", "0", "0 or 1",
-      "Turn a fallback into an error that ends the computation: no room, an unsupported type, an MoE block in pieces or of "
-      "unknown form, memory that cannot be pinned, a log that cannot be written. A model whose experts are elsewhere is no "
-      "fallback." },
+      "1: every fallback (REASONS.md) is an error. What is found while computing ends the computation: no room, no cache or fewer "
+      "slots, an unsupported type, an MoE block in pieces or of unknown form or computed as a whole, memory that cannot be pinned, a "
+      "session state that cannot be used, a log, state or status file that cannot be written, events lost by a full ring. What is "
+      "found at the end, a device that was never used and what kept the library from being loaded end the process with status 1. "
+      "Experts that the user placed elsewhere (--cpu-moe) and a model without experts are no fallback." },
 };
 
 const variable_info * variable_table(size_t & n_variables) {

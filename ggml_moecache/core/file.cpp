@@ -31,8 +31,16 @@ write_signals_blocked::~write_signals_blocked() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-static std::string failure(const std::string & path) {
-    return "cannot write " + path + ": " + std::strerror(errno);
+static std::string failure(const std::string & path, int error = errno) {
+    return "cannot write " + path + ": " + std::strerror(error);
+}
+
+// A link stays a link: what it points to is replaced.
+static std::string target_of(const std::string & path) {
+    char *            real   = realpath(path.c_str(), nullptr);
+    const std::string target = real != nullptr ? real : path;
+    std::free(real);
+    return target;
 }
 
 static bool write_all(const std::string & path, const std::string & text) {
@@ -51,12 +59,7 @@ std::string file_replace(const std::string & path, const std::string & text) {
     if (exists && !S_ISREG(info.st_mode)) { // a device or a pipe is written to, not replaced
         return write_all(path, text) ? "" : failure(path);
     }
-    std::string target = path;
-    if (exists) { // a link stays a link
-        char * real = realpath(path.c_str(), nullptr);
-        target      = real != nullptr ? real : path;
-        std::free(real);
-    }
+    const std::string            target = exists ? target_of(path) : path;
     static std::atomic<unsigned> n_writes { 0 };
     const std::string temporary = target + ".tmp" + std::to_string(getpid()) + "-" + std::to_string(n_writes++);
     if (!write_all(temporary, text) || std::rename(temporary.c_str(), target.c_str()) != 0) {
@@ -65,6 +68,24 @@ std::string file_replace(const std::string & path, const std::string & text) {
         return error;
     }
     return "";
+}
+
+std::string file_refused(const std::string & path) {
+    struct stat info;
+    const bool  exists = stat(path.c_str(), &info) == 0;
+    if (!exists && errno != ENOENT) {
+        return failure(path);
+    }
+    if (exists && !S_ISREG(info.st_mode)) {
+        return S_ISDIR(info.st_mode) ? failure(path, EISDIR) : access(path.c_str(), W_OK) == 0 ? "" : failure(path);
+    }
+    if (!exists && (path.empty() || path.back() == '/')) {
+        return failure(path, path.empty() ? ENOENT : EISDIR);
+    }
+    const std::string target = exists ? target_of(path) : path;
+    const size_t      slash  = target.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : target.substr(0, slash);
+    return access(folder.c_str(), W_OK | X_OK) == 0 ? "" : failure(path);
 }
 
 } // namespace moecache

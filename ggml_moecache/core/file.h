@@ -23,4 +23,7 @@ private:
 // Write `text` beside `path` and rename it over it. Returns "" or "cannot write <path>: <why>".
 std::string file_replace(const std::string & path, const std::string & text);
 
+// Whether file_replace() could write there now, as far as can be seen without writing. Returns "" or its message.
+std::string file_refused(const std::string & path);
+
 } // namespace moecache

@@ -37,8 +37,9 @@ static const reason_info table[] = {
       "GGML's CPU backend, which computes the experts that are not on the device, could not be started." },
     { reason::status_file, "status_file", "The file named by GGML_MOECACHE_STATUS could not be written." },
     { reason::never_used, "never_used",
-      "The library was loaded, but no model was computed on a MoECache device: select it with --device MoECache0 (llama.cpp takes "
-      "CUDA0 when nothing is said), and check that layers are on it (--n-gpu-layers)." },
+      "The library was loaded, but no model was computed on a MoECache device. Where none was selected: --device MoECache0 "
+      "(llama.cpp takes CUDA0 when nothing is said). Where one was: no layer with experts was placed on it (--n-gpu-layers, --fit, "
+      "GGML_MOECACHE_DEVICE_MIB)." },
     { reason::log_file, "log_file",
       "The routing log could not be opened or written; the model runs on, and events that are not stored are counted as "
       "lost. A log does not go on after an error, also when there is room again." },
@@ -55,6 +56,9 @@ static const reason_info table[] = {
       "be used, the line says why: the cache starts cold." },
     { reason::state_out, "state_out",
       "The session state could not be written to the file that GGML_MOECACHE_STATE_OUT names, or there is no cache that has one." },
+    { reason::log_full, "log_full",
+      "The routing log lost events because its ring was full (GGML_MOECACHE_LOG_FULL=drop). Make the ring larger "
+      "(GGML_MOECACHE_LOG_RING_EVENTS), or let the model wait for the writer (GGML_MOECACHE_LOG_FULL=wait)." },
 };
 
 const reason_info * reason_table(size_t & n_reasons) {

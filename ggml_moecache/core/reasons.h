@@ -30,6 +30,7 @@ enum class reason {
     whole_block,
     state_in,
     state_out,
+    log_full,
 };
 
 struct reason_info {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
@@ -25,7 +26,9 @@ static std::vector<std::shared_ptr<context_status>> & contexts() {
 
 static const std::ptrdiff_t max_closed = 64; // closed contexts that are remembered
 
-static bool any_known = false; // guarded by the mutex: a context that had written its line was closed
+// Guarded by the mutex.
+static uint64_t next_context_id = 0;
+static bool     any_known       = false; // a context that had written its line was closed
 
 static const char * state_name(context_state state) {
     return state == context_state::active ? "active" : state == context_state::inactive ? "inactive" : "idle";
@@ -52,10 +55,9 @@ static std::string store_text(const context_facts & facts) {
 }
 
 std::shared_ptr<context_status> context_status::create(const context_facts & facts) {
-    static uint64_t             next_id = 0; // guarded by the mutex
-    auto                        status  = std::make_shared<context_status>();
+    auto                        status = std::make_shared<context_status>();
     std::lock_guard<std::mutex> lock(status_mutex());
-    status->id      = next_id++;
+    status->id      = next_context_id++;
     status->current = facts;
     contexts().push_back(status);
     return status;
@@ -117,6 +119,15 @@ void context_status::close() {
     }
 }
 
+// "25", and with a decimal what is no whole number: 1023 of 1024 are not 100 %.
+static std::string percent_text(const context_facts & facts) {
+    const uint64_t hundred = 100 * facts.n_resident;
+    const bool     whole   = facts.n_experts == 0 || hundred % facts.n_experts == 0;
+    const double   percent =
+        facts.n_experts == 0 ? 0.0 : static_cast<double>(hundred) / static_cast<double>(facts.n_experts);
+    return whole ? format("%.0f", percent) : format("%.1f", std::floor(percent * 10) / 10);
+}
+
 static std::string policy_text(const context_facts & facts) {
     return facts.policy.empty() ? "" : ", policy " + facts.policy;
 }
@@ -127,12 +138,10 @@ std::string context_status::status_line() const {
         return format("moecache: inactive: %s: %s%s%s", reason_name(f.why), f.detail.c_str(),
                       f.detail.empty() ? "" : " - ", reason_text(f.why));
     }
-    const double percent =
-        f.n_experts == 0 ? 0.0 : 100.0 * static_cast<double>(f.n_resident) / static_cast<double>(f.n_experts);
-    std::string line = format("moecache: active: %" PRIu64 " of %" PRIu64
-                              " experts (%.0f %%) in %.1f MiB on %s over %s, capacity %s%s, %s",
-                              f.n_resident, f.n_experts, percent, mib(f.resident_bytes), f.device.c_str(),
-                              f.inner.c_str(), f.capacity.c_str(), policy_text(f).c_str(), store_text(f).c_str());
+    std::string line = format(
+        "moecache: active: %" PRIu64 " of %" PRIu64 " experts (%s %%) in %.1f MiB on %s over %s, capacity %s%s%s, %s",
+        f.n_resident, f.n_experts, percent_text(f).c_str(), mib(f.resident_bytes), f.device.c_str(), f.inner.c_str(),
+        f.capacity.c_str(), f.per_layer ? " per layer" : "", policy_text(f).c_str(), store_text(f).c_str());
     if (f.n_layers_elsewhere > 0) {
         line += format(", %" PRIu64 " MoE layers elsewhere", f.n_layers_elsewhere);
     }
@@ -157,6 +166,7 @@ static void write_facts(json_writer & json, const context_facts & facts) {
     json.value("device", facts.device)
         .value("inner", facts.inner)
         .value("capacity", facts.capacity)
+        .value("per_layer", facts.per_layer)
         .value("policy", facts.policy);
     json.value("n_experts", facts.n_experts).value("n_resident", facts.n_resident).value("n_layers", facts.n_layers);
     json.value("n_layers_elsewhere", facts.n_layers_elsewhere).value("resident_bytes", facts.resident_bytes);
@@ -197,6 +207,11 @@ std::string status_json() {
     }
     json.end_array().end_object();
     return json.text();
+}
+
+bool status_any_created() {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    return next_context_id > 0;
 }
 
 bool status_any_known() {

@@ -27,14 +27,15 @@ enum class context_state {
 struct context_facts {
     context_state state = context_state::idle;
     reason        why   = reason::none;
-    std::string   detail;         // figures that belong to `why`, for people
-    std::string   device;         // such as "MoECache0"
-    std::string   inner;          // the device below, such as "CUDA0 (NVIDIA H200)"
-    std::string   capacity;       // as the user wrote it
-    std::string   policy;         // "" = none
-    uint64_t      n_experts  = 0; // experts (layer, family, expert) in the store of this device
-    uint64_t      n_resident = 0; // of these, those with a slot on the device
-    uint64_t      n_layers   = 0; // MoE layers in the store of this device
+    std::string   detail;            // figures that belong to `why`, for people
+    std::string   device;            // such as "MoECache0"
+    std::string   inner;             // the device below, such as "CUDA0 (NVIDIA H200)"
+    std::string   capacity;          // as the user wrote it
+    bool          per_layer = false; // every layer has slots of its own
+    std::string   policy;            // "" = none
+    uint64_t      n_experts  = 0;    // experts (layer, family, expert) in the store of this device
+    uint64_t      n_resident = 0;    // of these, those with a slot on the device
+    uint64_t      n_layers   = 0;    // MoE layers in the store of this device
     uint64_t      n_layers_elsewhere =
         0; // MoE layers of the same graph whose experts are elsewhere (user's choice, other device)
     uint64_t resident_bytes     = 0;
@@ -96,8 +97,9 @@ private:
     bool                closed = false;
 };
 
-std::string status_json();      // all contexts in order of creation
-bool        status_any_known(); // some context of the process has written its status line
+std::string status_json();        // all contexts in order of creation
+bool        status_any_created(); // there was a context, of --fit's or one that never computed maybe
+bool        status_any_known();   // some context of the process has written its status line
 
 // Write status_json() to `path`, replacing the file as a whole. Returns "" or what went wrong.
 std::string status_write(const std::string & path);

@@ -117,7 +117,7 @@ def test_a_full_ring_is_told_with_a_cache_too(build: Build, tmp_path: Path) -> N
     tokens = token_stream(64, seed=6)
     steps = tuple(decode(tokens[start : start + 32], start=start) for start in (0, 32))
     plan = Plan(ModelOptions(str(embedded_model())), (Scenario("batches", steps),))
-    settings = {"GGML_MOECACHE_POLICY": "lru", "GGML_MOECACHE_LOG_RING_EVENTS": "64"}
+    settings = {"GGML_MOECACHE_POLICY": "lru", "GGML_MOECACHE_LOG_RING_EVENTS": "64", "MOECACHE_REQUIRE": ""}
     result, log = run_logged(build, plan, tmp_path / "log", "30%", **settings)
     assert_as_stock(build, plan, result.logits(), capacity="30%")
     assert result.status is not None

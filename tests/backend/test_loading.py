@@ -27,6 +27,9 @@ def complete(
     )
 
 
+WITHOUT_DEVICES = {"GGML_MOECACHE_STANDIN": "0", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
 def our_lines(result: subprocess.CompletedProcess[str]) -> list[str]:
     """Our log lines without llama.cpp's time and level."""
     return [match[0] for match in re.finditer(r"moecache: .*", result.stderr)]
@@ -59,7 +62,7 @@ def test_another_ggml_version_is_refused_and_the_program_goes_on(build: Build, t
     assert GGML_VERSION in contents
     other = tmp_path / "libggml-moecache.so"
     other.write_bytes(contents.replace(GGML_VERSION, b"0.24.9\0"))
-    environment = with_plugin(build) | {"GGML_BACKEND_PATH": str(other)}
+    environment = with_plugin(build, MOECACHE_REQUIRE="") | {"GGML_BACKEND_PATH": str(other)}
     result = complete(build, environment)
     assert result.returncode == 0, result.stderr
     (line,) = our_lines(result)
@@ -69,7 +72,7 @@ def test_another_ggml_version_is_refused_and_the_program_goes_on(build: Build, t
 
 def test_without_gpu_and_stand_in_nothing_is_registered(build: Build) -> None:
     """One line with the reason; the program goes on."""
-    result = complete(build, with_plugin(build, GGML_MOECACHE_STANDIN="0", CUDA_VISIBLE_DEVICES="-1"))
+    result = complete(build, with_plugin(build, MOECACHE_REQUIRE="", **WITHOUT_DEVICES))
     assert result.returncode == 0, result.stderr
     (line,) = our_lines(result)
     assert line.startswith("moecache: inactive: no_gpu: ")
@@ -79,7 +82,7 @@ def test_without_gpu_and_stand_in_nothing_is_registered(build: Build) -> None:
 def test_nonsense_capacity_ends_the_program(build: Build, program: str) -> None:
     """One line that names variable, rule and value; the device does not exist then."""
     command = [build.llama_bin / program, "-m", embedded_model(), "--device", "MoECache0", "-n", "4"]
-    environment = with_plugin(build, "120%")
+    environment = with_plugin(build, "120%", MOECACHE_REQUIRE="")
     result = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
@@ -91,17 +94,67 @@ def test_nonsense_capacity_ends_the_program(build: Build, program: str) -> None:
 
 def test_a_library_that_was_never_used_says_so(build: Build) -> None:
     """Loaded, but the model ran elsewhere: nobody should believe in a cache then."""
-    result = complete(build, with_plugin(build), "--device", "none")
+    result = complete(build, with_plugin(build, MOECACHE_REQUIRE=""), "--device", "none")
     assert result.returncode == 0, result.stderr
     assert [line.split(" ")[1:3] for line in our_lines(result)] == [["inactive:", "never_used:"]]
 
 
 def test_an_unwritable_status_file_is_one_error_and_the_model_runs(build: Build) -> None:
-    environment = with_plugin(build, GGML_MOECACHE_STATUS="/nonexistent-folder/status.json")
+    environment = with_plugin(build, GGML_MOECACHE_STATUS="/nonexistent-folder/status.json", MOECACHE_REQUIRE="")
     result = complete(build, environment, "--device", "MoECache0")
     assert result.returncode == 0, result.stderr
-    errors = [line for line in our_lines(result) if "status_file" in line]
-    assert errors == ["moecache: status_file: cannot write /nonexistent-folder/status.json: No such file or directory"]
+    (error,) = [line for line in our_lines(result) if "status_file" in line]
+    what = "moecache: status_file: cannot write /nonexistent-folder/status.json: No such file or directory - "
+    assert error.startswith(what)
+
+
+ON_DEVICE = ("--device", "MoECache0")
+# What is wrong: capacity, further settings ({tmp}: a folder), options, the reason, and whether a context can tell.
+FALLBACKS = {
+    "the status file": ("25%", {"GGML_MOECACHE_STATUS": "{tmp}/none/status.json"}, ON_DEVICE, "status_file", True),
+    "a folder of a state": ("25%", {"GGML_MOECACHE_STATE_OUT": "{tmp}/none/state.json"}, ON_DEVICE, "state_out", True),
+    "a state that is a folder": ("25%", {"GGML_MOECACHE_STATE_OUT": "{tmp}"}, ON_DEVICE, "state_out", True),
+    "a state without a cache": ("0", {"GGML_MOECACHE_STATE_OUT": "{tmp}/state.json"}, ON_DEVICE, "state_out", True),
+    "a state to start from": ("25%", {"GGML_MOECACHE_STATE_IN": "{tmp}/none.json"}, ON_DEVICE, "state_in", True),
+    "a folder of a log": ("25%", {"GGML_MOECACHE_LOG": "/dev/null/log"}, ON_DEVICE, "log_file", True),
+    "a full ring": (
+        "25%",
+        {"GGML_MOECACHE_LOG": "{tmp}/log", "GGML_MOECACHE_LOG_RING_EVENTS": "64"},
+        (*ON_DEVICE, "-p", "SQLite is a library " * 40),
+        "log_full",
+        True,
+    ),
+    "no room for a slot": ("1KiB", {}, ON_DEVICE, "no_cache", True),
+    "another device": ("25%", {}, ("--device", "none"), "never_used", False),
+    "no layer on the device": ("25%", {}, (*ON_DEVICE, "-ngl", "0"), "never_used", False),
+    "no room for a layer": ("25%", {"GGML_MOECACHE_DEVICE_MIB": "1"}, (*ON_DEVICE, "-fitt", "1"), "never_used", False),
+    "a setting": ("120%", {}, (), "bad_config", False),
+    "no device": ("25%", WITHOUT_DEVICES, (), "no_gpu", False),
+}
+
+
+@pytest.mark.parametrize("what", FALLBACKS)
+def test_every_fallback_is_an_error_when_the_cache_is_required(build: Build, tmp_path: Path, what: str) -> None:
+    """Without MOECACHE_REQUIRE=1 the program ends well and the reason is said; with it neither it nor its exit line
+    claims that the cache was never used when that is not the reason."""
+    if reference_device() is not None and what == "no room for a layer":
+        pytest.skip("a GPU's driver takes more than the 1 MiB of this device for itself")
+    capacity, settings, options, reason, has_context = FALLBACKS[what]
+    for required in (False, True):
+        folder = tmp_path / str(required)
+        folder.mkdir()
+        extra = {name: value.replace("{tmp}", str(folder)) for name, value in settings.items()}
+        extra["MOECACHE_REQUIRE"] = "1" if required else ""
+        result = complete(build, with_plugin(build, capacity, **extra), *options)
+        lines = our_lines(result)
+        assert (result.returncode != 0) == required, result.stderr
+        assert any(reason in line for line in lines), lines
+        assert reason == "never_used" or not any("never_used" in line for line in lines)
+        if required and has_context:
+            assert any(line.startswith(f"moecache: MOECACHE_REQUIRE=1: {reason}: ") for line in lines), lines
+            assert lines[-1].startswith("moecache: exit: "), lines
+        elif required:
+            assert lines[-1] == "moecache: MOECACHE_REQUIRE=1: the process ends with status 1"
 
 
 def test_no_room_for_all(build: Build, tmp_path: Path) -> None:
@@ -142,7 +195,7 @@ def test_loaded_before_any_device_it_can_be_loaded_again(build: Build) -> None:
     """GGML enumerates a registry once: an empty one would hide the devices for ever."""
     result = subprocess.run(
         [sys.executable, "-c", LOADED_FIRST, str(build.llama_bin), str(build.plugin)],
-        env=process_environment(build, capacity="0"),
+        env=process_environment(build, capacity="0", extra={"MOECACHE_REQUIRE": ""}),
         capture_output=True,
         text=True,
         timeout=120,

@@ -103,6 +103,7 @@ def test_no_change_is_lost_with_a_full_ring(build: Build, tmp_path: Path, policy
     steps += [decode([tokens[place]], start=place) for place in range(128, 160)]
     plan = Plan(embedded(), (Scenario("batches", tuple(steps)),))
     more = {"GGML_MOECACHE_LOG_RING_EVENTS": "64", "GGML_MOECACHE_LOG_FULL": full}
+    more["MOECACHE_REQUIRE"] = "1" if full == "wait" else ""
     lines = logged(build, plan, tmp_path / "log", "900", policy, **more)
     n_lost = lines[-1]["lost_events"]
     known, unknown = assert_hits_are_those_of_the_sets(lines)

@@ -283,7 +283,7 @@ def test_a_small_ring_loses_nothing_silently(build: Build, tmp_path: Path) -> No
     plan = Plan(ModelOptions(str(model_path("qwen3moe", "Q4_0"))), (prefill_and_decode(512),), n_threads=8)
     n_events = 514 * 3
     ring = {"GGML_MOECACHE_LOG_RING_EVENTS": "64"}
-    result, dropped = run_logged(build, plan, tmp_path / "drop", "0", **ring)
+    result, dropped = run_logged(build, plan, tmp_path / "drop", "0", MOECACHE_REQUIRE="", **ring)
     overflows = [line for line in dropped.others if line["type"] == "overflow"]
     n_lost = sum(line["lost_events"] for line in overflows)
     assert len(dropped.events) + n_lost == n_events
@@ -294,6 +294,8 @@ def test_a_small_ring_loses_nothing_silently(build: Build, tmp_path: Path) -> No
     (context,) = result.status["contexts"]
     assert (context["n_log_events"], context["n_log_lost"]) == (len(dropped.events), n_lost)
     assert f"{len(dropped.events)} events logged, {n_lost} lost" in result.log
+    assert context["fallbacks"] == ["log_full"]
+    assert result.log.count("moecache: log_full: ") == 1
 
     _, waited = run_logged(build, plan, tmp_path / "wait", "0", GGML_MOECACHE_LOG_FULL="wait", **ring)
     assert len(waited.events) == n_events

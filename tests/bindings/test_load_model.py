@@ -251,6 +251,20 @@ print([context["capacity"] for context in ggml_moecache.status()["contexts"]])
     assert result.stdout == "['all']\n", result.stderr
 
 
+def test_a_required_cache_is_an_exception_and_the_exit_status():
+    """A setting that keeps the library from being loaded raises as ever; who goes on without it does not end well."""
+    code = """
+import ggml_moecache
+try:
+    ggml_moecache.load_model()
+except ggml_moecache.errors.BackendError as error:
+    print(error.reason)
+"""
+    for required, status in (("0", 0), ("1", 1)):
+        result = run_python(code, GGML_MOECACHE_CAPACITY="120%", MOECACHE_REQUIRE=required)
+        assert (result.stdout, result.returncode) == ("bad_config\n", status), result.stderr
+
+
 @pytest.mark.usefixtures("llama_cpp")
 def test_other_ggml_version(monkeypatch):
     """The check stands before the plugin is loaded, so a plugin of another version is never initialised."""

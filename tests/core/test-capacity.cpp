@@ -47,7 +47,7 @@ TEST(what_is_a_capacity) {
         CHECK(capacity_setting::parse(good, setting));
         CHECK_EQ(setting.text, good);
     }
-    for (const char * bad : { "", "x", "-1", "+1", "1.5", "5 %", "0%", "101%", "2GB", "2gib", "ALL", "1e3", ".5MiB",
+    for (const char * bad : { "", "x", "-1", "+1", "1.5", "5 %", "-0%", "101%", "2GB", "2gib", "ALL", "1e3", ".5MiB",
                               "5.%", "%", "99999999TiB", "1MiB " }) {
         CHECK(!capacity_setting::parse(bad, setting));
     }
@@ -55,8 +55,10 @@ TEST(what_is_a_capacity) {
 
 TEST(none_partial_and_all_are_told_apart) {
     capacity_setting setting;
-    capacity_setting::parse("0", setting);
-    CHECK(setting.none() && !setting.partial() && !setting.all());
+    for (const char * nothing : { "0", "0%", "0.0%", "0GiB" }) {
+        CHECK(capacity_setting::parse(nothing, setting));
+        CHECK(setting.none() && !setting.partial() && !setting.all());
+    }
     capacity_setting::parse("all", setting);
     CHECK(!setting.none() && !setting.partial() && setting.all());
     capacity_setting::parse("1", setting);

@@ -45,6 +45,28 @@ TEST(a_file_that_may_not_be_so_long_is_an_error_and_keeps_what_it_had) {
     CHECK(!is_blocked(SIGXFSZ));
 }
 
+// What is refused is what cannot be written, with the same words; nothing is made by asking.
+TEST(what_cannot_be_written_is_refused_beforehand) {
+    char              name[] = "/tmp/moecache-file-XXXXXX";
+    const std::string folder = mkdtemp(name);
+    const std::string file   = folder + "/file";
+    CHECK_EQ(file_refused(file), "");
+    CHECK(access(file.c_str(), F_OK) != 0);
+    CHECK_EQ(file_replace(file, "before"), "");
+    CHECK_EQ(file_refused(file), "");
+    CHECK_EQ(symlink("file", (folder + "/link").c_str()), 0);
+    CHECK_EQ(file_refused(folder + "/link"), "");
+    for (const std::string & path : { folder, folder + "/none/file", file + "/under", std::string("/dev/full/x") }) {
+        CHECK_EQ(file_refused(path), file_replace(path, "text"));
+        CHECK(file_refused(path).find("cannot write " + path + ": ") == 0);
+    }
+    CHECK_EQ(file_refused(folder + "/none/"), "cannot write " + folder + "/none/: Is a directory");
+    CHECK_EQ(file_refused(""), "cannot write : No such file or directory");
+    CHECK_EQ(file_refused("/dev/null"), "");
+    CHECK_EQ(contents(file), "before");
+    CHECK_EQ(std::system(("rm " + file + " " + folder + "/link && rmdir " + folder).c_str()), 0);
+}
+
 TEST(signals_of_writing_are_as_before_when_the_guard_is_gone) {
     {
         const write_signals_blocked guard;

@@ -48,8 +48,22 @@ TEST(the_status_line_says_what_where_and_how_much) {
     context_facts facts      = active_facts();
     facts.store_pinned_bytes = 1 << 20;
     facts.n_layers_elsewhere = 3;
+    facts.per_layer          = true;
     status->update(facts);
     CHECK(status->status_line().find("(partly pinned), 3 MoE layers elsewhere") != std::string::npos);
+    CHECK(status->status_line().find(", capacity all per layer, ") != std::string::npos);
+    status->close();
+}
+
+TEST(what_is_no_whole_share_is_not_rounded_to_one) {
+    const auto    status = context_status::create(active_facts());
+    context_facts facts  = active_facts();
+    for (const auto & [n_resident, share] :
+         { std::pair(uint64_t(1023), "(99.9 %)"), { 1, "(0.0 %)" }, { 128, "(12.5 %)" }, { 0, "(0 %)" } }) {
+        facts.n_resident = n_resident;
+        status->update(facts);
+        CHECK(status->status_line().find(share) != std::string::npos);
+    }
     status->close();
 }
 
@@ -132,5 +146,5 @@ TEST(reasons_are_in_the_order_of_their_codes) {
         CHECK_EQ(static_cast<size_t>(table[i].code), i);
         CHECK(std::strlen(table[i].text) > 0);
     }
-    CHECK_EQ(std::string(reason_name(reason::state_out)), table[n - 1].name); // the last one of the enumeration
+    CHECK_EQ(std::string(reason_name(reason::log_full)), table[n - 1].name); // the last one of the enumeration
 }

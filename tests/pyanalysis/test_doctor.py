@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,19 @@ def test_broken_build_is_reported_not_raised(monkeypatch, tmp_path):
     report = doctor.describe_machine()
     assert report["devices"] == []
     assert f"the llama.cpp build in {tmp_path} cannot be used" in report["refusal"]
+
+
+def test_a_cache_that_is_required_is_not_required_of_the_doctor():
+    """The processes that look at devices use no cache, and say why there is none instead of failing."""
+    answers = []
+    for required, capacity in (("0", "25%"), ("1", "25%"), ("1", "120%")):
+        environment = {**os.environ, "MOECACHE_REQUIRE": required, "GGML_MOECACHE_CAPACITY": capacity}
+        done = subprocess.run(
+            [MOECACHE, "doctor", "--json"], env=environment, capture_output=True, text=True, check=False
+        )
+        answers.append((done.returncode, json.loads(done.stdout)))
+    (status, plain), (required_status, required), (_, refused) = answers
+    assert status == required_status == 0
+    assert "MoECache0" in [device["name"] for device in required["devices"]]
+    assert plain["devices"][0]["name"] == required["devices"][0]["name"]
+    assert (plain["reason"], required["reason"], refused["reason"]) == ("none", "none", "bad_config")
