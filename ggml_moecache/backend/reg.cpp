@@ -102,6 +102,15 @@ static void refuse(reason why, const std::string & detail) {
                    reason_text(why));
 }
 
+// A misspelt variable does nothing; once per process.
+static void say_unknown() {
+    static bool done = false;
+    for (const std::string & name : done ? std::vector<std::string>() : config_unknown()) {
+        GGML_LOG_WARN("moecache: %s is set and is no variable of ggml_moecache: it does nothing\n", name.c_str());
+    }
+    done = true;
+}
+
 // Same version number, same sizes: what can be seen from outside of the structures that this library was compiled for.
 static bool same_ggml(std::string & detail) {
     if (std::strcmp(ggml_version(), MOECACHE_GGML_VERSION) != 0) {
@@ -191,6 +200,7 @@ static bool usable(std::vector<ggml_backend_dev_t> & inner, bool & standin) {
         refuse(reason::bad_config, config_check());
         return false;
     }
+    say_unknown();
     std::string other_gpu;
     inner = find_inner(standin, other_gpu);
     if (inner.empty()) {

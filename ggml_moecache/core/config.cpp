@@ -3,10 +3,13 @@
 #include "core/policies/default-policy.h"
 #include "core/policies/table.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+
+#include <unistd.h>
 
 namespace moecache {
 
@@ -180,7 +183,26 @@ std::string config_check() {
         return "GGML_MOECACHE_LOG_FULL must be drop when GGML_MOECACHE_LOG_LIVE is 1: the consumer may be the thread that waits. "
                "Got 'wait' instead.";
     }
+    const std::vector<std::string> unknown = config_unknown();
+    if (config_get("MOECACHE_REQUIRE") == "1" && !unknown.empty()) {
+        return unknown.front() + " is set and is no variable of ggml_moecache; `moecache config` lists them";
+    }
     return "";
+}
+
+std::vector<std::string> config_unknown() {
+    static const char        prefix[] = "GGML_MOECACHE_";
+    std::vector<std::string> names;
+    for (char ** entry = environ; entry != nullptr && *entry != nullptr; entry++) {
+        const std::string name(*entry, std::strcspn(*entry, "="));
+        const char *      value = std::getenv(name.c_str());
+        const bool        ours = name.compare(0, sizeof(prefix) - 1, prefix) == 0 && value != nullptr && *value != '\0';
+        if (ours && name != "GGML_MOECACHE_HOME" && find(name.c_str()) == nullptr) { // HOME is scripts/setup's
+            names.push_back(name);
+        }
+    }
+    std::sort(names.begin(), names.end());
+    return names;
 }
 
 config config_read() {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace moecache {
 
@@ -30,8 +31,11 @@ std::string config_get(const char * name);
 // and the value.
 std::string config_set(const char * name, const char * value);
 
-// The first error among the values in force, or "".
+// The first error among the values in force, or "". With MOECACHE_REQUIRE=1 a name of config_unknown() is one.
 std::string config_check();
+
+// Variables of the environment that begin as ours do and are none, a misspelt one maybe. In rising order.
+std::vector<std::string> config_unknown();
 
 // The settings of one llama context, parsed. Only valid when config_check() is "".
 struct config {

@@ -129,6 +129,7 @@ FALLBACKS = {
     "no layer on the device": ("25%", {}, (*ON_DEVICE, "-ngl", "0"), "never_used", False),
     "no room for a layer": ("25%", {"GGML_MOECACHE_DEVICE_MIB": "1"}, (*ON_DEVICE, "-fitt", "1"), "never_used", False),
     "a setting": ("120%", {}, (), "bad_config", False),
+    "a misspelt setting": ("25%", {"GGML_MOECACHE_POLICI": "lru"}, ON_DEVICE, "GGML_MOECACHE_POLICI is set", False),
     "no device": ("25%", WITHOUT_DEVICES, (), "no_gpu", False),
 }
 

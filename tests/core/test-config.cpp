@@ -104,6 +104,25 @@ TEST(an_unknown_name_is_refused) {
     CHECK(!config_set(nullptr, "0").empty());
 }
 
+TEST(misspelt_names_in_the_environment_are_found) {
+    setenv("GGML_MOECACHE_POLICI", "lru", 1);
+    setenv("GGML_MOECACHE_CAPASITY", "25%", 1);
+    setenv("GGML_MOECACHE_EMPTY", "", 1);
+    setenv("GGML_MOECACHE_HOME", "/tmp", 1); // scripts/setup's
+    setenv("OTHER_GGML_MOECACHE_POLICY", "lru", 1);
+    CHECK(config_unknown() == (std::vector<std::string> { "GGML_MOECACHE_CAPASITY", "GGML_MOECACHE_POLICI" }));
+    CHECK_EQ(config_check(), "");
+    setenv("MOECACHE_REQUIRE", "1", 1);
+    CHECK_EQ(config_check(),
+             "GGML_MOECACHE_CAPASITY is set and is no variable of ggml_moecache; `moecache config` lists them");
+    for (const char * name : { "GGML_MOECACHE_POLICI", "GGML_MOECACHE_CAPASITY", "GGML_MOECACHE_EMPTY",
+                               "GGML_MOECACHE_HOME", "OTHER_GGML_MOECACHE_POLICY" }) {
+        unsetenv(name);
+    }
+    CHECK_EQ(config_check(), "");
+    unsetenv("MOECACHE_REQUIRE");
+}
+
 TEST(device_cap_is_in_mib) {
     clean();
     CHECK_EQ(config_set("GGML_MOECACHE_DEVICE_MIB", "8"), "");
