@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ggml_moecache
-from ggml_moecache.errors import ConfigError
+from ggml_moecache.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,8 +104,18 @@ def run(model: Path | None, cache: dict[str, Any], log: Path, every: int, option
                 print(part["choices"][0]["text"], end="", flush=True)
         except ValueError as error:
             raise ConfigError(f"llama-cpp-python refuses: {error}") from error
+        except RuntimeError as error:  # a decode that failed: MOECACHE_REQUIRE=1
+            raise BackendError(f"{error}{_reason()}") from None
     print()
     return 0
+
+
+def _reason() -> str:
+    """What the plugin says of the context that gave up."""
+    for context in ggml_moecache.status()["contexts"]:
+        if context["state"] == "inactive":
+            return f": {context['reason']}: {context['detail']}"
+    return ""
 
 
 def _text_of(path: Path) -> str:

@@ -29,6 +29,7 @@ def devices_of(library_dir: Path, environment: dict[str, str] | None = None) -> 
     variables = {**(os.environ if environment is None else environment)}
     if variables.get("MOECACHE_REQUIRE") == "1":
         variables["MOECACHE_REQUIRE"] = "0"  # the answer is a refusal, not the end of the process
+    variables.pop("GGML_MOECACHE_STATUS", None)  # a probe has no status, and may run beside a program that has
     result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]

@@ -1,6 +1,7 @@
 #include "backend/backend.h"
 
 #include "backend/buffer-type.h"
+#include "backend/fallbacks.h"
 #include "backend/graph-compute.h"
 #include "backend/graph-order.h"
 #include "core/policies/spec.h"

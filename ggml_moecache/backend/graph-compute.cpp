@@ -1,10 +1,10 @@
 #include "backend/graph-compute.h"
 
 #include "backend/buffer-type.h"
+#include "backend/fallbacks.h"
 #include "backend/stored-weights.h"
 #include "core/expert-name.h"
 #include "core/file.h"
-#include "core/requirement.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -13,59 +13,6 @@
 #include <sys/stat.h>
 
 namespace moecache {
-
-// --- status -----------------------------------------------------------------------------------------------------------------------
-
-// MOECACHE_REQUIRE=1 was not met. There will be no status line: the status and the exit line tell of it.
-static void fail(backend_context * context, reason why, const std::string & detail) {
-    GGML_LOG_ERROR("moecache: MOECACHE_REQUIRE=1: %s: %s%s%s\n", reason_name(why), detail.c_str(),
-                   detail.empty() ? "" : " - ", reason_text(why));
-    context->failed     = true;
-    context->announced  = true;
-    context_facts facts = context->status->facts();
-    facts.state         = context_state::inactive;
-    facts.why           = why;
-    facts.detail        = detail;
-    context->status->update(facts);
-    if (context->closing) {
-        requirement_missed();
-    }
-    write_status_file(context);
-}
-
-// A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. Returns false when the computation
-// must end.
-static bool fall_back(backend_context * context, reason why, const std::string & detail) {
-    const bool first = context->status->add_fallback(why);
-    if (context->settings.require) {
-        fail(context, why, detail);
-        return false;
-    }
-    if (first && why != reason::no_room && why != reason::no_cache) { // that one is the status line
-        GGML_LOG_WARN("moecache: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
-                      reason_text(why));
-    }
-    return true;
-}
-
-void write_status_file(backend_context * context) {
-    if (context->settings.status_file.empty() || context->file_failed) {
-        return;
-    }
-    const std::string error = status_write(context->settings.status_file);
-    if (!error.empty()) {
-        context->file_failed = true;
-        fall_back(context, reason::status_file, error);
-    }
-}
-
-void announce(backend_context * context, const context_facts & facts) {
-    context->announced = true;
-    context->status->update(facts);
-    // llama.cpp's programs hide INFO of backends by default
-    GGML_LOG_WARN("%s\n", context->status->status_line().c_str());
-    write_status_file(context);
-}
 
 static expert_placement placement_of(backend_context * context, const ggml_cgraph * graph) {
     const device_context * device    = device_get(context->dev);
@@ -136,12 +83,7 @@ static bool make_resident(backend_context * context, const ggml_cgraph * graph) 
         char detail[160];
         snprintf(detail, sizeof(detail), "%.1f MiB of experts do not fit on %s (%.1f of %.1f MiB free)",
                  wanted_bytes / 1048576.0, device_get(context->dev)->name.c_str(), free / 1048576.0, total / 1048576.0);
-        context_facts facts = current_facts(context, placement_of(context, graph));
-        facts.state         = context_state::inactive;
-        facts.why           = reason::no_room;
-        facts.detail        = detail;
-        announce(context, facts);
-        return fall_back(context, reason::no_room, detail);
+        return give_up(context, current_facts(context, placement_of(context, graph)), reason::no_room, detail);
     }
     for (const ggml_tensor * weight : copied) { // an expert counts once, although it has several weights
         expert_name name;
@@ -176,17 +118,28 @@ static bool start_session(backend_context * context) {
             return false;
         }
     }
-    const std::string error   = context->control->cache_made(context->moe->cache.get(), state_in);
+    const std::string error = context->control->cache_made(context->moe->cache.get(), state_in);
+    if (!error.empty() && !state_in.empty() && state_in == settings.state_in &&
+        context->state_name->apply(state_in) != state_in) {
+        complain("context " + std::to_string(context->status->context_id()) + " starts cold: " + error +
+                 "; it has no " + context->state_name->apply(state_in));
+        return true; // a draft model's, say: the state was never meant for it
+    }
     context->state_in_refused = !error.empty();
     return error.empty() || fall_back(context, reason::state_in, error);
 }
 
 static void write_state_file(backend_context * context) {
     const expert_cache * cache = context->moe->cache.get();
-    if (context->waiting && !context->settings.state_out.empty()) {
-        fall_back(context, reason::state_out,
-                  "there is no cache yet, capacity " + context->settings.capacity.text +
-                      " makes it at the second graph");
+    if (context->waiting) {
+        const std::string why =
+            "there is no cache yet, capacity " + context->settings.capacity.text + " makes it at the second graph";
+        for (const auto & [file, code] : { std::pair(&context->settings.state_in, reason::state_in),
+                                           std::pair(&context->settings.state_out, reason::state_out) }) {
+            if (!file->empty()) {
+                fall_back(context, code, why);
+            }
+        }
     }
     if (context->state_name == nullptr || context->settings.state_out.empty() || cache == nullptr || context->failed) {
         return;
@@ -236,12 +189,7 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
     context->moe->forget_plans();
     if (context->moe->cache == nullptr) {
         context->control->no_cache(why);
-        context_facts facts = current_facts(context, placement_of(context, graph));
-        facts.state         = context_state::inactive;
-        facts.why           = reason::no_cache;
-        facts.detail        = why;
-        announce(context, facts);
-        return fall_back(context, reason::no_cache, why);
+        return give_up(context, current_facts(context, placement_of(context, graph)), reason::no_cache, why);
     }
     if (context->log != nullptr) {
         const std::string no_times = context->moe->cache->keep_records();
@@ -456,7 +404,6 @@ enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph) {
 }
 
 void finish(backend_context * context) {
-    context->closing = true;
     close_log(context);
     if (context->waiting && !context->announced) {
         announce(context, context->waiting_facts);

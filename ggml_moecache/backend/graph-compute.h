@@ -39,16 +39,9 @@ struct backend_context {
     bool          failed      = false;        // a fallback under MOECACHE_REQUIRE=1: nothing is computed any more
     bool          file_failed = false;        // the status file could not be written: said once, not tried again
     bool          loss_said   = false;        // the log has lost events, for whatever reason
-    bool          closing     = false;        // nobody computes any more who could be told of an error
 };
 
 enum ggml_status compute_graph(backend_context * context, ggml_cgraph * graph);
-
-// The status line, once per context, and the status file.
-void announce(backend_context * context, const context_facts & facts);
-
-// Nothing when none was asked for; an error is said once.
-void write_status_file(backend_context * context);
 
 // What a context leaves behind: the end of its log, its status line if it has none yet, the session state where
 // GGML_MOECACHE_STATE_OUT says. REQUIRES: nothing is computed any more.

@@ -91,6 +91,16 @@ static ggml_backend_reg reg = {
 // The lines of ggml_backend_score: one per reason and process, however often the library is loaded.
 static std::vector<reason> & said = *new std::vector<reason>; // guarded by reg_mutex
 
+// The status file of a process in which there will be no context that writes it: not to leave one of an earlier run.
+static void write_status(reason why, const std::string & detail) {
+    status_set_reason(why, detail);
+    const std::string path  = config_get("GGML_MOECACHE_STATUS");
+    const std::string error = path.empty() ? "" : status_write(path);
+    if (!error.empty()) {
+        std::fprintf(stderr, "moecache: %s: %s\n", reason_name(reason::status_file), error.c_str());
+    }
+}
+
 static void refuse(reason why, const std::string & detail) {
     for (const reason known : said) {
         if (known == why) {
@@ -100,6 +110,7 @@ static void refuse(reason why, const std::string & detail) {
     said.push_back(why);
     GGML_LOG_ERROR("moecache: inactive: %s: %s%s%s\n", reason_name(why), detail.c_str(), detail.empty() ? "" : " - ",
                    reason_text(why));
+    write_status(why, detail);
 }
 
 // A misspelt variable does nothing; once per process.
@@ -171,19 +182,24 @@ struct at_exit {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (!devices.empty()) {
             // Nobody should have to guess that a cache was off. GGML's logger may be gone by now.
-            std::fprintf(stderr, "moecache: inactive: %s: %s - %s\n", reason_name(reason::never_used),
-                         status_any_created() ? "a context with a MoECache device computed none of its experts there" :
-                                                "no context had a MoECache device",
+            const char * detail = status_any_created() ?
+                                      "a context with a MoECache device computed none of its experts there" :
+                                      "no context had a MoECache device";
+            std::fprintf(stderr, "moecache: inactive: %s: %s - %s\n", reason_name(reason::never_used), detail,
                          reason_text(reason::never_used));
+            write_status(reason::never_used, detail);
             requirement_missed();
         }
-        if (!said.empty()) {
+        if (!said.empty() && devices.empty()) { // not loaded later after all
             requirement_missed();
         }
         if (requirement_unmet()) {
-            std::fprintf(stderr, "moecache: MOECACHE_REQUIRE=1: the process ends with status 1\n");
+            // What exit() would still do is let go: the program's output that waits for that thread must not be.
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            std::fprintf(stderr, "moecache: MOECACHE_REQUIRE=%s: the process ends with status 1\n",
+                         config_get("MOECACHE_REQUIRE").c_str());
             std::fflush(nullptr);
-            std::_Exit(1); // exit() is under way already
+            std::_Exit(1);
         }
     }
 } at_exit_of_the_process;
@@ -230,6 +246,7 @@ __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void
         for (size_t i = 0; i < inner.size(); i++) {
             devices.push_back(device_create(&reg, inner[i], static_cast<int>(i), standin));
         }
+        status_set_reason(reason::none, "");
     }
     return &reg;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <utility>
 
 namespace moecache {
 
@@ -82,6 +83,7 @@ std::string slot_plan::choose(ggml_backend_dev_t dev, const config & settings, u
     uint64_t              limit       = free_bytes > reserve + spare_bytes ? free_bytes - reserve - spare_bytes : 0;
     std::vector<uint32_t> slots;
     std::string           error = settings.capacity.slots(geometry, settings.per_layer, limit, slots);
+    bool                  fills = settings.capacity.kind == capacity_kind::automatic; // the slots are those of `limit`
     for (;;) {
         if (error.empty()) {
             error = geometry.set_slots(slots);
@@ -91,11 +93,12 @@ std::string slot_plan::choose(ggml_backend_dev_t dev, const config & settings, u
             break;
         }
         if (settings.capacity.kind != capacity_kind::automatic && fewer.empty()) {
-            fewer = "capacity " + settings.capacity.text + " needs " + std::to_string(needed >> 20) + " MiB on " +
-                    device_get(dev)->name + ", " + std::to_string(free_bytes >> 20) + " MiB are free";
+            fewer = "capacity " + settings.capacity.text + " needs " + size_text(needed) + " on " +
+                    device_get(dev)->name + ", " + size_text(free_bytes) + " are free";
         }
-        // Alignment and padding take more than the experts themselves.
-        limit -= std::min(limit, needed + reserve - free_bytes);
+        if (std::exchange(fills, true)) { // alignment and padding take more than the experts themselves
+            limit -= std::min(limit, needed + reserve - free_bytes);
+        }
         capacity_setting smaller;
         smaller.kind   = capacity_kind::bytes;
         smaller.amount = static_cast<double>(limit);

@@ -16,7 +16,7 @@ namespace moecache {
 static const variable_info table[] = {
     { "GGML_MOECACHE_CAPACITY", "0", "a number of experts, a share like 25%, a size like 2GiB or 512MiB, auto, or all",
       "Experts that have a slot on the device. 0: every expert is computed by the CPU, the rest of the model by the device. all: "
-      "every expert has a copy and the device computes everything. auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB, "
+      "every expert has a copy and the device computes everything, or, without room for all, none has (100% takes as many as fit). auto: as many as fit beside GGML_MOECACHE_RESERVE_MIB, "
       "taken at the second graph, when a program has loaded its draft model; with GGML_MOECACHE_LOG at the first one, so name a "
       "number where there is a draft model as well. A size is that of the slots; places for the rows that miss come on top, for each "
       "layout of experts as many as the top-k." },

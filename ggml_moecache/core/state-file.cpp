@@ -157,6 +157,17 @@ std::string saved_session_read(const std::string & path, saved_session & out) {
 
 // --- compare --------------------------------------------------------------------------------------------------------
 
+// A list as a message has it: the first numbers of a long one.
+static std::string shown(const std::vector<uint32_t> & numbers) {
+    static const size_t most = 8;
+    if (numbers.size() <= most) {
+        return list_of(numbers);
+    }
+    std::string text = list_of(std::vector<uint32_t>(numbers.begin(), numbers.begin() + most));
+    text.back()      = ',';
+    return text + "... " + std::to_string(numbers.size()) + " numbers]";
+}
+
 static std::string described(const column_info & column) {
     return "layer " + std::to_string(column.layer_id) + " (" + column.family + "), " +
            std::to_string(column.n_experts) + " experts" +
@@ -175,13 +186,14 @@ std::string saved_session_misfit(const saved_session & saved, const cache_geomet
     }
     for (size_t i = 0; i < std::min(saved.columns.size(), geometry.columns.size()); i++) {
         if (!alike(saved.columns[i], geometry.columns[i])) {
-            return "the session state is of another model: it has " + described(saved.columns[i]) +
-                   " where this cache has " + described(geometry.columns[i]);
+            return "the session state is of another model, or of other layers on the device: it has " +
+                   described(saved.columns[i]) + " where this cache has " + described(geometry.columns[i]);
         }
     }
     if (saved.columns.size() != geometry.columns.size()) {
-        return "the session state is of another model: it has " + std::to_string(saved.columns.size()) +
-               " MoE layers (and families), this cache " + std::to_string(geometry.columns.size());
+        return "the session state is of another model, or of other layers on the device: it has " +
+               std::to_string(saved.columns.size()) + " MoE layers (and families), this cache " +
+               std::to_string(geometry.columns.size());
     }
     if (!saved.model.empty() && !model.empty() && saved.model != model) {
         return "the session state is of another model with the same layers and experts: its fingerprint is " +
@@ -193,8 +205,8 @@ std::string saved_session_misfit(const saved_session & saved, const cache_geomet
                (per_layer ? "for each layer" : "for all layers together");
     }
     if (saved.slots != geometry.slots_of_budget) {
-        return "the session state is of a cache with " + list_of(saved.slots) + " slots, this one has " +
-               list_of(geometry.slots_of_budget) + "; a state holds for one capacity";
+        return "the session state is of a cache with " + shown(saved.slots) + " slots, this one has " +
+               shown(geometry.slots_of_budget) + "; a state holds for one capacity";
     }
     return "";
 }

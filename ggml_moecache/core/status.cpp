@@ -29,6 +29,12 @@ static const std::ptrdiff_t max_closed = 64; // closed contexts that are remembe
 // Guarded by the mutex.
 static uint64_t next_context_id = 0;
 static bool     any_known       = false; // a context that had written its line was closed
+static reason   process_reason  = reason::none;
+
+static std::string & process_detail() {
+    static auto * detail = new std::string;
+    return *detail;
+}
 
 static const char * state_name(context_state state) {
     return state == context_state::active ? "active" : state == context_state::inactive ? "inactive" : "idle";
@@ -193,6 +199,8 @@ std::string status_json() {
     json.begin_object()
         .value("version", MOECACHE_VERSION)
         .value("ggml_version", MOECACHE_GGML_VERSION)
+        .value("reason", reason_name(process_reason))
+        .value("detail", process_detail())
         .begin_array("contexts");
     for (const auto & context : contexts()) {
         json.begin_object().value("context_id", context->id).value("closed", context->closed);
@@ -218,6 +226,12 @@ bool status_any_known() {
     std::lock_guard<std::mutex> lock(status_mutex());
     return any_known || std::any_of(contexts().begin(), contexts().end(),
                                     [](const auto & context) { return context->current.state != context_state::idle; });
+}
+
+void status_set_reason(reason why, const std::string & detail) {
+    std::lock_guard<std::mutex> lock(status_mutex());
+    process_reason   = why;
+    process_detail() = detail;
 }
 
 std::string status_write(const std::string & path) {

@@ -101,6 +101,9 @@ std::string status_json();        // all contexts in order of creation
 bool        status_any_created(); // there was a context, of --fit's or one that never computed maybe
 bool        status_any_known();   // some context of the process has written its status line
 
+// Why no context can have a device of ours: the library refused to be used, or was never used. none: neither.
+void status_set_reason(reason why, const std::string & detail);
+
 // Write status_json() to `path`, replacing the file as a whole. Returns "" or what went wrong.
 std::string status_write(const std::string & path);
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 N_LAYERS, N_EXPERTS, TOP_K = 8, 128, 8  # of the embedded model
+EXPERT_BYTES = 13824
 POLICIES = (
     "cumulative-lfu",
     "cumulative-lfu:tie=recency",
@@ -308,14 +310,21 @@ def test_repeated_hits_copy_nothing(build: Build) -> None:
     assert counts == [(rows, rows, rows), (0, rows, rows)]
 
 
-def test_a_device_without_room_gets_fewer_slots_and_says_so(build: Build) -> None:
+@pytest.mark.parametrize(("capacity", "device_mib"), [("90%", "24"), ("100%", "20"), ("800", "20"), ("12MiB", "20")])
+def test_a_device_without_room_gets_as_many_slots_as_fit(build: Build, capacity: str, device_mib: str) -> None:
+    """By the figures of its line: what is left holds no further slot."""
     plan = one_by_one(4)
-    _, context = run(build, plan, "90%", GGML_MOECACHE_DEVICE_MIB="24", MOECACHE_REQUIRE="")
-    assert context["state"] == "active"
-    assert 0 < context["n_resident"] < round(0.9 * N_LAYERS * N_EXPERTS)
-    assert "fewer_slots" in context["fallbacks"]
-    with pytest.raises(RunFailed, match="MOECACHE_REQUIRE=1: fewer_slots: capacity 90% needs"):
-        run(build, plan, "90%", GGML_MOECACHE_DEVICE_MIB="24")
+    result, context = run(build, plan, capacity, GGML_MOECACHE_DEVICE_MIB=device_mib, MOECACHE_REQUIRE="")
+    assert (context["state"], context["fallbacks"]) == ("active", ["fewer_slots"])
+    needed, free = re.findall(r"needs ([\d.]+) MiB on MoECache0, ([\d.]+) MiB are free", result.log)[0]
+    assert float(needed) > float(free)
+    place_bytes = N_LAYERS * 32 * TOP_K * 4  # of each layer for 32 tokens
+    left = float(free) * 2**20 - context["resident_bytes"] - place_bytes
+    rounding = 0.05 * 2**20
+    assert -rounding <= left < 2 * EXPERT_BYTES + rounding  # two: padding behind the last slots
+    assert context["n_resident"] == context["resident_bytes"] // EXPERT_BYTES - TOP_K
+    with pytest.raises(RunFailed, match=f"MOECACHE_REQUIRE=1: fewer_slots: capacity {capacity} needs"):
+        run(build, plan, capacity, GGML_MOECACHE_DEVICE_MIB=device_mib)
 
 
 @pytest.mark.parametrize(

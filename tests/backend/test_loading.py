@@ -153,9 +153,55 @@ def test_every_fallback_is_an_error_when_the_cache_is_required(build: Build, tmp
         assert reason == "never_used" or not any("never_used" in line for line in lines)
         if required and has_context:
             assert any(line.startswith(f"moecache: MOECACHE_REQUIRE=1: {reason}: ") for line in lines), lines
-            assert lines[-1].startswith("moecache: exit: "), lines
-        elif required:
+            assert sum(line.startswith("moecache: exit: ") for line in lines) == 1
+        if required:
             assert lines[-1] == "moecache: MOECACHE_REQUIRE=1: the process ends with status 1"
+        if reason != "log_full":
+            assert sum(reason in line for line in lines) == 1, lines
+
+
+@pytest.mark.parametrize("program", ["llama-perplexity", "llama-cli", "llama-bench"])
+def test_programs_that_do_not_care_or_tell(build: Build, tmp_path: Path, program: str) -> None:
+    """They ignore a decode that failed, or keep the log quiet: the line is on stderr, and the status is 1 if required."""
+    text = tmp_path / "text"
+    text.write_text("SQLite is a library that implements a small and fast database. " * 40)
+    options = {
+        "llama-perplexity": ["-f", str(text), "-c", "64"],
+        "llama-cli": ["-p", "SQLite is", "-n", "4", "-st", "--no-repack"],
+        "llama-bench": ["-p", "8", "-n", "0", "-r", "1"],
+    }[program]
+    for required in ("", "1"):
+        result = subprocess.run(
+            [build.llama_bin / program, "-m", embedded_model(), "--device", "MoECache0", *options],
+            env=with_plugin(build, "1025", MOECACHE_REQUIRE=required),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert result.returncode == int(required or 0), result.stderr
+        (line,) = [line for line in our_lines(result) if "no_cache" in line]
+        assert line.startswith(
+            "moecache: MOECACHE_REQUIRE=1: no_cache: " if required else "moecache: inactive: no_cache: "
+        )
+
+
+def test_the_status_file_is_never_of_an_earlier_run(build: Build, tmp_path: Path) -> None:
+    """A process that cannot use the library, or does not, says so there."""
+    status = tmp_path / "status.json"
+    for options, capacity, reason in (
+        (ON_DEVICE, "25%", "none"),
+        (("--device", "none"), "25%", "never_used"),
+        ((), "120%", "bad_config"),
+    ):
+        named = {"GGML_MOECACHE_STATUS": str(status), "MOECACHE_REQUIRE": ""}
+        result = complete(build, with_plugin(build, capacity, **named), *options)
+        assert result.returncode == 0, result.stderr
+        report = json.loads(status.read_text())
+        assert report["reason"] == reason
+        assert [context["state"] for context in report["contexts"]] == (["active"] if reason == "none" else [])
+        assert (reason == "bad_config") == ("Got '120%' instead" in report["detail"])
 
 
 def test_no_room_for_all(build: Build, tmp_path: Path) -> None:

@@ -316,7 +316,10 @@ def bad_states(folder: Path, good: str) -> dict[str, tuple[Path, str]]:
         "policy": (changed["policy"], "the session state is of policy random, this cache's is lru"),
         "slots": (changed["slots"], "of a cache with [155] slots, this one has [154]"),
         "per-layer": (changed["per-layer"], "slots for each layer"),
-        "layers": (changed["layers"], "of another model: it has layer 1 (exps), 128 experts of 13824 bytes where"),
+        "layers": (
+            changed["layers"],
+            "of another model, or of other layers on the device: it has layer 1 (exps), 128 experts of 13824 bytes where",
+        ),
         "experts": (changed["experts"], "64 experts of 13824 bytes where this cache has layer 0 (exps), 128 experts"),
         "version": (changed["version"], "another version than 1"),
         "no-array": (changed["no-array"], "the session state has no array last_use"),
@@ -381,6 +384,51 @@ def test_a_state_file_that_cannot_be_written_is_one_line(build: Build, tmp_path:
     (line,) = [line for line in result.log.splitlines() if "state_out" in line]
     assert line.startswith(f"moecache: state_out: cannot write {path}: No such file or directory - ")
     assert context["fallbacks"] == ["state_out"]
+
+
+TWO_CONTEXTS = """
+import sys
+import ggml_moecache
+arguments = dict(state_in=sys.argv[1], policy="lru", n_ctx=64, verbose=False)
+first = ggml_moecache.load_model(capacity="15%", **arguments)
+second = ggml_moecache.load_model(capacity="20%", **arguments)
+for llm in (first, second):
+    llm.eval([4])
+    print(llm.expert_cache.stats()["fallbacks"], llm.expert_cache.stats()["n_hits"] > 0)
+"""
+
+
+def test_a_state_of_the_first_context_is_not_required_of_the_second(
+    build: Build, tmp_path: Path, good_state: str
+) -> None:
+    """A draft model beside its target: FILE is the target's, there is no FILE.1, so the draft starts cold and says so."""
+    state = tmp_path / "state.json"
+    state.write_text(good_state)
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_CONTEXTS, str(state)],
+        env=process_environment(build, capacity="0"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[] True", "[] False"]
+    (line,) = [line for line in done.stderr.splitlines() if "starts cold" in line]
+    assert "[154] slots, this one has [205]" in line
+    assert line.endswith(f"it has no {state}.1")
+
+
+def test_a_context_that_ends_before_its_cache_says_what_it_did_not_use(build: Build, tmp_path: Path) -> None:
+    """Capacity auto makes the cache at the second graph; here there is one graph."""
+    named = {
+        "GGML_MOECACHE_STATE_IN": str(tmp_path / "in"),
+        "GGML_MOECACHE_STATE_OUT": str(tmp_path / "out"),
+        "MOECACHE_REQUIRE": "",
+    }
+    result, context = run(build, plan_of(*tokens_of(0, 1)), "auto", **settings(**named))
+    assert context["fallbacks"] == ["state_in", "state_out"]
+    assert result.log.count("there is no cache yet, capacity auto makes it at the second graph") == 2
 
 
 LOST_ON_THE_WAY = """

@@ -98,11 +98,18 @@ TEST(a_state_belongs_to_one_cache) {
     geometry.columns[0].expert_bytes = 101;
     CHECK_EQ(
         saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
-        "the session state is of another model: it has layer 0 (exps), 4 experts of 100 bytes where this cache has "
+        "the session state is of another model, or of other layers on the device: it has layer 0 (exps), 4 experts of 100 bytes where this cache has "
         "layer 0 (exps), 4 experts of 101 bytes");
+    saved_session many = example();
+    many.slots.assign(1000, 7);
+    geometry.columns[0].expert_bytes = 100;
+    CHECK_EQ(saved_session_misfit(many, geometry, true, "lru:admit-after=2", ""),
+             "the session state is of a cache with [7,7,7,7,7,7,7,7,... 1000 numbers] slots, this one has [2,1]; a state "
+             "holds for one capacity");
     geometry = cache_geometry::make({ { 0, "exps", 4, 100 } }, true);
-    CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
-             "the session state is of another model: it has 2 MoE layers (and families), this cache 1");
+    CHECK_EQ(
+        saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
+        "the session state is of another model, or of other layers on the device: it has 2 MoE layers (and families), this cache 1");
     geometry = cache_geometry::make({ { 0, "exps", 4, 100 }, { 3, "chexps", 8, 50 } }, true);
     CHECK_EQ(geometry.set_slots({ 3, 1 }), "");
     CHECK_EQ(saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),
