@@ -95,7 +95,7 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         write(report.as_json(decision))
     else:
-        write(as_markdown(report.TITLE, report.conclusion(decision)) + "\n")
+        write(as_markdown(report.TITLE, [*report.conclusion(decision), *report.regimes(decision)]) + "\n")
         if decision.recommended is not None:
             agrees = "the same" if decision.recommended == _native.default_policy else "another one"
             write(f"The runtime's default policy is {_native.default_policy}, {agrees}.\n")

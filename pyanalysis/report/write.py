@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ggml_moecache.errors import ConfigError
 from pyanalysis.report import page, plots, tables
 from pyanalysis.report.curves import policies_of
-from pyanalysis.simulation.output import as_csv, as_jsonl
+from pyanalysis.simulation.output import as_csv, as_jsonl, regime_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,6 +105,8 @@ def _trace_parts(
 ) -> list[str]:
     first = results[0]
     parts = [page.heading(first.trace, 2), page.paragraph(_facts(first))]
+    if regime := regime_of(results):
+        parts.append(page.paragraph(f"Operating regime: {regime}."))
 
     def section(title: str, svg: str, table: Table, form: Callable[[Value], str]) -> None:
         _save(folder, table)

@@ -203,6 +203,7 @@ def _result(
     same = replay.per_layer and len(set(slots)) == 1
     agreement = counts.agreed / counts.evictions if replay.victim_agreement and counts.evictions else None
     time, miss_time = _times(stream, counts, replay.cost, clocked=replay.timing_of(stream) == "clocked")
+    regime = stream.steps.over(slots, per_layer=replay.per_layer)
     layers = zip(stream.columns, counts.column_accesses, counts.column_hits, strict=True)
     return SimulationResult(
         trace=stream.trace,
@@ -220,6 +221,9 @@ def _result(
         n_events=counts.n_events,
         accesses=counts.accesses,
         hits=counts.hits,
+        step=stream.steps.unit,
+        step_experts_over_slots=regime.mean if regime else None,
+        steps_above_slots=regime.above if regime else None,
         decode_accesses=counts.decode_accesses,
         decode_hits=counts.decode_hits,
         admissions=counts.admissions,

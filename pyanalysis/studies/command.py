@@ -91,11 +91,7 @@ def run(given: argparse.Namespace) -> int:
         ) from None
     request = _request(study, given)
     findings = work(request)
-    if "capacity" in study.takes and study.name != "regime":
-        from pyanalysis.studies import regime  # noqa: PLC0415 - each command imports only what it needs
-
-        findings.heading("Operating regime")
-        findings.notes(regime.notes(request))
+    operating_regime = _add_regime(findings, study, request)
     facts = {
         "study": study.name,
         "command": _command(sys.argv[1:]),
@@ -103,11 +99,23 @@ def run(given: argparse.Namespace) -> int:
         "tokens": given.tokens if given.tokens is not None else study.default_tokens,
         "seconds": round(time.monotonic() - started, 1),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "operating_regime": operating_regime,
     }
     findings.heading("Time and memory")
     findings.say(f"{facts['seconds']} s, at most {facts['peak_memory_mib']:,} MiB, traces and imports included.")
     _output(findings, facts, given)
     return 0
+
+
+def _add_regime(findings: Findings, study: Study, request: registry.Request) -> list[dict[str, Any]]:
+    """Wherever hit rates at a capacity are printed; the study regime is about nothing else and has it in full."""
+    takes_capacities = "capacity" in study.takes
+    percents = request.percents if takes_capacities else study.layer_percents
+    if not percents or study.name == "regime":
+        return []
+    from pyanalysis.studies import regime  # noqa: PLC0415 - each command imports only what it needs
+
+    return regime.add(findings, request, percents, per_layer=request.per_layer if takes_capacities else True)
 
 
 def _command(words: list[str]) -> str:

@@ -53,12 +53,15 @@ def test_a_study_prints_and_writes_its_report(name, short, tmp_path):
     done = study(name, short, "--report", report)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"# moecache study {name}")
-    assert ("## Operating regime" in done.stdout) == ("capacity" in registry.find(name).takes and name != "regime")
+    hit_rates = name not in ("transitions", "prediction", "regime")  # the last one has it as its own table
+    assert ("## Operating regime" in done.stdout) == hit_rates
     page = (report / "index.html").read_text()
     assert page.count("<table>") >= 1
     assert page.count("<svg") >= 1
     facts = json.loads((report / "study.json").read_text())
     assert facts["study"] == name
+    percents = {row["capacity_percent"] for row in facts["operating_regime"]}
+    assert percents == ({25.0} if name == "frequency" else {5.0, 10.0, 15.0, 25.0, 45.0} if hit_rates else set())
     assert facts["command"] == f"moecache study {name} short.parquet --report report"
     assert facts["seconds"] > 0
     assert facts["peak_memory_mib"] > 10

@@ -19,6 +19,7 @@ from pyanalysis.studies import (
     token_signal,
     transitions,
 )
+from pyanalysis.studies.findings import Findings
 from pyanalysis.studies.replays import decode_hits
 from pyanalysis.studies.routing import Routing
 from pyanalysis.studies.splits import all_splits, splits_of, workload_splits
@@ -243,20 +244,35 @@ def test_unions_of_a_step():
     # two requests decode together: ubatch 0 asks for {0, 1, 2} and {3, 4, 5, 0}, ubatch 1 for {0, 1} twice
     ids = np.array([[[0, 1], [3, 4]], [[1, 2], [5, 0]], [[0, 1], [0, 1]]])
     trace = small_trace(ids, 6, request=[0, 1, 0], batch=[0, 0, 1])
-    by_layer, total, known = regime.union_sizes(trace)
-    assert known
-    assert by_layer.tolist() == [[3, 4], [2, 2]]
-    assert total.tolist() == [7, 4]
     row = table(regime.run(request_of(trace, percents=(50.0,))), "regime")[0]
     assert row["slots of all layers"] == 6
     assert row["union over slots, a layer"] == pytest.approx((3 + 4 + 2 + 2) / 4 / 3)
     assert row["steps above 1"] == 0.25
     assert row["above 1"] == 0.5
     # 7 / 6 and 4 / 6 of all slots; of a layer's 3: 1, 4/3, 2/3, 2/3
-    [line] = regime.notes(request_of(trace, percents=(50.0,)))
-    assert line.endswith("a ubatch uses over the slots of all layers, at 50 %: 0.92 (above 1 in 50.0%)")
-    [line] = regime.notes(request_of(trace, percents=(50.0, 100.0), per_layer=True))
-    assert line.endswith("over the slots of a layer, at 50 %: 0.92 (above 1 in 25.0%), 100 %: 0.46")
+    findings = Findings("made")
+    records = regime.add(findings, request_of(trace), (50.0,), per_layer=False)
+    assert (
+        findings.blocks[-1]
+        .texts[0]
+        .endswith("a ubatch uses over the slots of all layers, at 50 %: 0.92 (above 1 in 50.0%)")
+    )
+    assert records == [
+        {
+            "trace": "made",
+            "step": "ubatch",
+            "budget": "all layers",
+            "capacity_percent": 50.0,
+            "step_experts_over_slots": pytest.approx(11 / 12),
+            "steps_above_slots": 0.5,
+        }
+    ]
+    regime.add(findings, request_of(trace), (50.0, 100.0), per_layer=True)
+    assert (
+        findings.blocks[-1]
+        .texts[0]
+        .endswith("over the slots of a layer, at 50 %: 0.92 (above 1 in 25.0%), 100 %: 0.46")
+    )
 
 
 @pytest.mark.parametrize("order", ["within requests", "whole trace"])
