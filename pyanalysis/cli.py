@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -90,8 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     config = commands.add_parser(
         "config",
-        help="the settings of the plugin, with defaults",
-        epilog="example:\n  moecache config --json",
+        help="the settings of the plugin: values in force, defaults",
+        description=(
+            "Print every setting of the plugin: the value in force here (of the environment, else the default; those "
+            "that differ from the default have a star), what it takes, its default and what it does. Variables that "
+            "begin as ours do and are none are warned of."
+        ),
+        epilog="examples:\n  moecache config\n  GGML_MOECACHE_CAPACITY=25% moecache config\n  moecache config --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
@@ -115,28 +121,19 @@ def _run(arguments: list[str]) -> int:
 
 
 def _doctor(model: Path | None, *, as_json: bool) -> int:
-    from pyanalysis import doctor  # noqa: PLC0415
+    from pyanalysis import doctor, settings  # noqa: PLC0415
 
+    settings.warn_of_unknown(os.environ)
     report = doctor.diagnose(model)
     show(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
     return 2 if report["verdict"]["reason"] == "bad_config" else 0
 
 
 def _config(*, as_json: bool) -> int:
-    from ggml_moecache import config  # noqa: PLC0415
+    from pyanalysis import settings  # noqa: PLC0415
 
-    variables = config.variables()
-    if as_json:
-        rows = [{"name": v.name, "default": v.default, "values": v.values, "summary": v.summary} for v in variables]
-        show(json.dumps(rows, indent=2))
-        return 0
-    defaults = [f"default {variable.default}" if variable.default else "no default" for variable in variables]
-    show(
-        "\n".join(
-            f"{variable.name}  ({variable.values}; {default})\n    {variable.summary}"
-            for variable, default in zip(variables, defaults, strict=True)
-        )
-    )
+    show(settings.as_json(os.environ) if as_json else settings.as_text(os.environ))
+    settings.warn_of_unknown(os.environ)
     return 0
 
 

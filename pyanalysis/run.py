@@ -20,7 +20,7 @@ from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.run_fields import check_new_log, file_sha256
-from pyanalysis import run_top1
+from pyanalysis import run_top1, settings
 from pyanalysis.output_path import file_to_write
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     Raises BackendError if the plugin would refuse: llama-completion itself would only miss the device.
     """
     environment = dict(os.environ)
+    settings.warn_of_unknown(environment)
     environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
@@ -311,8 +312,8 @@ def _run(request: RunRequest) -> int:
         return finish_log(request.log, request.model or ggml_moecache.embedded_model(), status)
     command, environment = prepare(request)
     if request.show_command:
-        settings = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
-        print("moecache:", *settings, shlex.join(command), file=sys.stderr)
+        changed = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
+        print("moecache:", *changed, shlex.join(command), file=sys.stderr)
     status = subprocess.run(command, env=environment, check=False).returncode
     if request.log is not None:
         model = request.model or ggml_moecache.embedded_model()
