@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
-from pyanalysis import bench, simulate_command, trace
+from pyanalysis import bench, interrupt, simulate_command, trace
 from pyanalysis.calibrate import command as calibrate
 from pyanalysis.decide import command as decide
 from pyanalysis.printing import discard_stdout, show, write
@@ -171,15 +171,19 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Entry point. Exit status: the program's own for `run`, 2 for anything that cannot work (one line on stderr)."""
+    """End with the program's own status for `run`, 2 for what cannot work (one line on stderr), 130 for Ctrl-C."""
+    with interrupt.handled():
+        status = _status()
+    sys.exit(status)
+
+
+def _status() -> int:
     try:
         status = _dispatch(sys.argv[1:])
         write("")  # what is still in the buffer
     except MoeCacheError as error:
         print(f"moecache: error: {error}", file=sys.stderr)
         status = 2
-    except KeyboardInterrupt:
-        status = 130
     except BrokenPipeError:  # `moecache run ... | head`: the reader has what it wanted
         discard_stdout()
         status = 0
@@ -187,4 +191,4 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         print(f"moecache: error: {place}{error.strerror or error}", file=sys.stderr)
         status = 2
-    sys.exit(status)
+    return status
