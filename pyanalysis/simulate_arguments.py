@@ -186,6 +186,8 @@ def request_of(given: argparse.Namespace) -> Request:
         raise ConfigError(f"--json and -o {given.form} are two forms of the results; name one of them")
     if given.form == "parquet" and given.out is None and sys.stdout.isatty():
         raise ConfigError("-o parquet is binary: name a file with --out, or redirect the output")
+    if given.scheduler == "":
+        raise ConfigError("--scheduler needs the address of a Dask scheduler, such as tcp://host:8786")
     _check_outputs(given)
     cost = None
     if given.cost is not None:
@@ -195,7 +197,7 @@ def request_of(given: argparse.Namespace) -> Request:
     policies = policies_of(given.policy) if given.policy else []
     refuse_twice(policies, given.seed)
     capacities = capacities_of(given.capacity) if given.capacity else []
-    targets = [_rate(part.strip()) for part in (given.targets or _TARGETS).split(",")]
+    targets = [_rate(part.strip()) for part in (_TARGETS if given.targets is None else given.targets).split(",")]
     return Request(given, policies, capacities, given.per_layer, cost, targets)
 
 

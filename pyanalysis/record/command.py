@@ -98,6 +98,8 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError(f"--threads must be at most {MAX_THREADS}, as in llama.cpp. Got {given.threads} instead.")
     if not 0 <= given.seed <= MAX_SEED:
         raise ConfigError(f"--seed must be from 0 to {MAX_SEED}. Got {given.seed} instead.")
+    if "" in (name.strip() for name in given.workload.split(",")):
+        raise ConfigError(f"--workload has an empty item: name workloads by comma. Got {given.workload!r} instead.")
     settings = Settings(sampling, given.seed, given.capacity, given.device, given.threads, given.ubatch_size)
     reports: list[RunReport] = []
     for report in _runs(given, settings, _parallel(given.parallel)):

@@ -14,6 +14,8 @@ from ggml_moecache.errors import ConfigError, MissingDependencyError
 from pyanalysis.studies import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyanalysis.cost import CostModel
     from pyanalysis.studies.findings import Findings
     from pyanalysis.studies.registry import Study
@@ -148,16 +150,28 @@ def _refuse_options(study: Study, given: argparse.Namespace) -> None:
 
 
 def _request(study: Study, given: argparse.Namespace) -> registry.Request:
+    """Every option is checked before a trace, which may take minutes, is read."""
     n_tokens = given.tokens if given.tokens is not None else study.default_tokens
+    percents = _percents(_listed("capacity", given.capacity) or _CAPACITIES.split(","))
+    costs = _costs(_listed("cost", given.cost) or _COSTS.split(",")) if "cost" in study.takes else ()
+    predictors, strategies = _listed("predictors", given.predictors), _listed("strategies", given.strategies)
+    if predictors:
+        from pyanalysis.studies.predictors import table as known_predictors  # noqa: PLC0415 - of their studies alone
+
+        known_predictors.chosen(predictors)
+    if strategies:
+        from pyanalysis.studies.strategy import table as known_strategies  # noqa: PLC0415
+
+        known_strategies.chosen(strategies)
     return registry.Request(
         traces=_traces(given.traces, n_tokens),
         seed=given.seed,
-        percents=_percents(given.capacity or _CAPACITIES),
-        costs=_costs(given.cost or _COSTS) if "cost" in study.takes else (),
+        percents=percents,
+        costs=costs,
         per_layer=given.per_layer,
         n_tokens=n_tokens,
-        predictors=_names(given.predictors),
-        strategies=_names(given.strategies),
+        predictors=predictors,
+        strategies=strategies,
         progress=lambda text: print(f"moecache: {text}", file=sys.stderr),
     )
 
@@ -180,11 +194,21 @@ def _traces(paths: list[Path], n_tokens: int | None) -> tuple[tuple[str, Trace],
     return tuple(found)
 
 
-def _percents(text: str) -> tuple[float, ...]:
+def _listed(name: str, text: str | None) -> tuple[str, ...] | None:
+    """The items of a list by comma; None: the option was not given. An empty one is an error, and does not mean all."""
+    if text is None:
+        return None
+    items = tuple(part.strip() for part in text.split(","))
+    if "" in items:
+        raise ConfigError(f"--{name} has an empty item: name {name} by comma, or leave the option away. Got {text!r}")
+    return items
+
+
+def _percents(parts: Sequence[str]) -> tuple[float, ...]:
     found = set()
-    for part in text.split(","):
+    for part in parts:
         try:
-            value = float(part.strip().removesuffix("%"))
+            value = float(part.removesuffix("%"))
         except ValueError:
             value = 0.0
         if not 0 < value <= 100:  # noqa: PLR2004 - per cent
@@ -193,14 +217,13 @@ def _percents(text: str) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
-def _costs(text: str) -> tuple[CostModel, ...]:
+def _costs(parts: Sequence[str]) -> tuple[CostModel, ...]:
     from pyanalysis import costs  # noqa: PLC0415
 
-    models = tuple(costs.load(part) for part in text.split(",") if part)
-    if not models or len({cost.name for cost in models}) < len(models):
-        raise ConfigError(f"--cost must name cost models, each with a name of its own, got '{text}'")
+    models = tuple(costs.load(part) for part in parts)
+    if len({cost.name for cost in models}) < len(models):
+        raise ConfigError(f"--cost must name cost models, each with a name of its own, got '{','.join(parts)}'")
+    for cost in models:
+        if cost.expert_bytes is None:
+            raise ConfigError(f"--cost {cost.name}: expert_bytes is needed: copies are of the cost model's experts")
     return models
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())

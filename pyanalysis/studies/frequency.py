@@ -168,7 +168,7 @@ def _history(findings: Findings, request: Request, routings: list[Routing]) -> N
             for policy, hits in by_token.items()
         ]
         converged += _convergence(findings, name, by_token)
-    header = ["trace", "ranking", "hit rate", "selected", "held-out", ""]
+    header = ["trace", "ranking", "hit rate", "selected", "held-out", "note"]
     findings.table("history", header, rows)
     findings.heading("When an adaptive ranking converges", 3)
     findings.say(

@@ -107,7 +107,7 @@ def _distances(findings: Findings, name: str, stream: EventStream) -> None:
         for percent in REUSE_PERCENTS
     ]
     cold = [["first uses", None, accesses - hits[-1], *[None] * (len(POLICIES) - 1)]]
-    findings.table(f"reachable_{len(findings.blocks)}", ["capacity", "slots", *POLICIES], [*rows, *cold])
+    findings.table("reachable", ["capacity", "slots", *POLICIES], [*rows, *cold], trace=name)
 
 
 def _slots(percent: float, most: int) -> int:
@@ -132,7 +132,8 @@ def _weights(findings: Findings, routing: Routing) -> None:
         pooled, within = zip(*(_correlations(routing, layer, hot, window) for window in WINDOWS), strict=True)
         rows.append([routing.layers[layer], "all", *pooled])
         rows.append([routing.layers[layer], "given use", *within])
-    findings.table(f"weights_{len(findings.blocks)}", ["layer", "correlation", *(f"n={n}" for n in WINDOWS)], rows)
+    header = ["layer", "correlation", *(f"n={n}" for n in WINDOWS)]
+    findings.table("weights", header, rows, trace=routing.name)
 
 
 def _correlations(routing: Routing, layer: int, hot: Array, window: int) -> tuple[float | None, float | None]:

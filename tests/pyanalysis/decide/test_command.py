@@ -143,6 +143,7 @@ def test_does_not_depend_on_threads(moecache, files):
         (("--capacity", "x"), "--capacity must be percentages from 0% to 100% by comma, got 'x'"),
         (("--adaptive", "belady"), "--adaptive takes policies that a runtime can run and that change. Got 'belady'"),
         (("--first-tokens", "1"), "--first-tokens must be a whole number of at least 2, got 1"),
+        (("--adaptive", ""), "there is no policy ''"),
         (("--workers", "0"), "--workers must be a whole number of at least 1, got 0"),
         (("--cost", "zero.json"), "--cost zero: all times are 0, so no time follows from it"),
         (("--cost", "h200,h200"), "--cost must name cost models, each with a name of its own, got 'h200,h200'"),

@@ -243,6 +243,11 @@ BAD = {
                          "--report 'cost.json' exists and is no report"),
     "batch_size": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--batch-size", "0"], "--batch-size must be a"),
     "target": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--targets", "120%"], "--targets must be hit rates"),
+    "targets_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--targets", ""],
+                      "--targets must be hit rates"),
+    "cost_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--cost", ""], "a cost model has no name"),
+    "scheduler_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--scheduler", ""],
+                        "--scheduler needs the address of a Dask scheduler"),
     "missing_trace": (["none.jsonl", "--policy", "lru", "--capacity", "1"], "none.jsonl: does not exist"),
     "bad_trace": (["bad.jsonl", "--policy", "lru", "--capacity", "1"], "bad.jsonl:2: expert id 1 is repeated"),
 }  # fmt: skip

@@ -198,6 +198,30 @@ def test_what_the_token_adds():
     assert held_out["token adds"] == pytest.approx(2, abs=0.3)  # 32 tokens by 4 experts have to be learnt from 2,000
 
 
+def token_trace(n_tokens):
+    """Two layers; the token behind the first gives the second one's expert."""
+    ids = np.random.default_rng(1).integers(0, 4, (n_tokens, 2, 1))
+    trace = small_trace(ids, 4, request=np.arange(n_tokens) * 4 // n_tokens)
+    layer = trace.layer
+    top1 = np.where(layer == 0, np.repeat(ids[:, 1, 0], 2)[np.argsort(np.argsort(trace.token * 2 + layer))], -1)
+    return replace(trace, top1=top1.astype(np.int32))
+
+
+@pytest.mark.parametrize(("n_tokens", "marks"), [(400, ("small", "small")), (1200, ("", "small")), (2000, ("", ""))])
+def test_small_samples_are_marked(n_tokens, marks):
+    """Half of the tokens are fitted on, half are judged by: 200, 600 and 1,000 of a layer."""
+    findings = token_signal.run(request_of(token_trace(n_tokens)))
+    information, held_out = table(findings, "information")[0], table(findings, "log_loss")[0]
+    assert (information["samples"], information["sample"]) == (n_tokens, marks[0])
+    assert (held_out["fitted, a layer"], held_out["samples"]) == (n_tokens // 2, n_tokens // 2)
+    assert held_out["sample"] == marks[1]
+    text = findings.as_markdown()
+    assert (f"1 of 1 layers have a small sample, the smallest {n_tokens:,} tokens." in text) == bool(marks[0])
+    assert (f"has {n_tokens // 2:,} samples to fit on and {n_tokens // 2:,} to judge by." in text) == bool(marks[1])
+    # 0.98 / sqrt(1000) = 0.0310
+    assert ("a share of it is known to 3.1 points at best" in text) == ("small" in marks)
+
+
 def test_a_trace_without_tokens_is_refused():
     with pytest.raises(ConfigError, match="--top1-every"):
         token_signal.run(request_of(small_trace(random_ids(4), 6)))
