@@ -149,7 +149,11 @@ def _trace_parts(
 
 def _facts(result: SimulationResult) -> str:
     budget = "a budget of its own for each layer" if result.per_layer else "one budget for all layers"
-    mode = "event by event" if result.mode == "event-atomic" else "access by access, a comparison only"
+    mode = {
+        "event-atomic": "event by event",
+        "as-run": "in the ubatches of the run, as the runtime takes them",
+        "per-access": "access by access, a comparison only",
+    }[result.mode]
     return (
         f"{result.n_tokens:,} tokens, {result.n_decode_tokens:,} of them decoded; {result.n_events:,} events over "
         f"{len(result.layers)} layers; {budget}; {result.timing} timing; replayed {mode}."
