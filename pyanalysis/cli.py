@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from ggml_moecache.errors import MoeCacheError
-from pyanalysis import bench, simulate_command, trace
+from pyanalysis import bench, interrupt, simulate_command, trace
 from pyanalysis.calibrate import command as calibrate
 from pyanalysis.decide import command as decide
 from pyanalysis.printing import discard_stdout, show, write
@@ -90,8 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     config = commands.add_parser(
         "config",
-        help="the settings of the plugin, with defaults",
-        epilog="example:\n  moecache config --json",
+        help="the settings of the plugin: values in force, defaults",
+        description=(
+            "Print every setting of the plugin: the value in force here (of the environment, else the default; those "
+            "that differ from the default have a star), what it takes, its default and what it does. Variables that "
+            "begin as ours do and are none are warned of."
+        ),
+        epilog="examples:\n  moecache config\n  GGML_MOECACHE_CAPACITY=25% moecache config\n  moecache config --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     config.add_argument("--json", action="store_true", help="print one JSON array")
@@ -115,28 +121,19 @@ def _run(arguments: list[str]) -> int:
 
 
 def _doctor(model: Path | None, *, as_json: bool) -> int:
-    from pyanalysis import doctor  # noqa: PLC0415
+    from pyanalysis import doctor, settings  # noqa: PLC0415
 
+    settings.warn_of_unknown(os.environ)
     report = doctor.diagnose(model)
     show(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
     return 2 if report["verdict"]["reason"] == "bad_config" else 0
 
 
 def _config(*, as_json: bool) -> int:
-    from ggml_moecache import config  # noqa: PLC0415
+    from pyanalysis import settings  # noqa: PLC0415
 
-    variables = config.variables()
-    if as_json:
-        rows = [{"name": v.name, "default": v.default, "values": v.values, "summary": v.summary} for v in variables]
-        show(json.dumps(rows, indent=2))
-        return 0
-    defaults = [f"default {variable.default}" if variable.default else "no default" for variable in variables]
-    show(
-        "\n".join(
-            f"{variable.name}  ({variable.values}; {default})\n    {variable.summary}"
-            for variable, default in zip(variables, defaults, strict=True)
-        )
-    )
+    show(settings.as_json(os.environ) if as_json else settings.as_text(os.environ))
+    settings.warn_of_unknown(os.environ)
     return 0
 
 
@@ -174,15 +171,19 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Entry point. Exit status: the program's own for `run`, 2 for anything that cannot work (one line on stderr)."""
+    """End with the program's own status for `run`, 2 for what cannot work (one line on stderr), 130 for Ctrl-C."""
+    with interrupt.handled():
+        status = _status()
+    sys.exit(status)
+
+
+def _status() -> int:
     try:
         status = _dispatch(sys.argv[1:])
         write("")  # what is still in the buffer
     except MoeCacheError as error:
         print(f"moecache: error: {error}", file=sys.stderr)
         status = 2
-    except KeyboardInterrupt:
-        status = 130
     except BrokenPipeError:  # `moecache run ... | head`: the reader has what it wanted
         discard_stdout()
         status = 0
@@ -190,4 +191,4 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         print(f"moecache: error: {place}{error.strerror or error}", file=sys.stderr)
         status = 2
-    sys.exit(status)
+    return status

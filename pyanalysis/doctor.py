@@ -15,6 +15,7 @@ from ggml_moecache._paths import llama_library_dir
 from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError
 from ggml_moecache.gguf_file import read_model
+from pyanalysis.settings import in_force
 
 if TYPE_CHECKING:
     from ggml_moecache.gguf_file import ModelFile
@@ -70,9 +71,7 @@ def describe_machine() -> dict[str, Any]:
         "refusal": None,
         "reason": "none",
         "host_memory_mib": _host_memory_mib(),
-        "settings": {
-            v.name: os.environ[v.name] for v in _native.variables() if os.environ.get(v.name, v.default) != v.default
-        },
+        "settings": {v.name: value for v in _native.variables() if (value := in_force(v, os.environ)) != v.default},
     }
     if folder is None:
         machine["refusal"] = (

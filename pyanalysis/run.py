@@ -20,7 +20,8 @@ from ggml_moecache._probe import devices_of
 from ggml_moecache.errors import BackendError, ConfigError, MissingDependencyError
 from ggml_moecache.gguf_file import read_model
 from ggml_moecache.run_fields import check_new_log, file_sha256
-from pyanalysis import run_top1
+from pyanalysis import run_top1, settings
+from pyanalysis.output_path import file_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +108,7 @@ _OWN_OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--capacity": ("capacity", _capacity),
     "--policy": ("policy", str),
     "--state-in": ("state_in", Path),
-    "--state-out": ("state_out", Path),
+    "--state-out": ("state_out", file_to_write),
     "--warm": ("warm", Path),
     "--log": ("log", Path),
     "--top1-every": ("top1_every", _top1_every),
@@ -143,6 +144,7 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     Raises BackendError if the plugin would refuse: llama-completion itself would only miss the device.
     """
     environment = dict(os.environ)
+    settings.warn_of_unknown(environment)
     environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
@@ -181,7 +183,7 @@ def warm_up(request: RunRequest, folder: Path) -> None:
     file that is no trace.
     """
     from pyanalysis.simulation.warm import state_after  # noqa: PLC0415 - it takes long to import
-    from pyanalysis.traces import logs_in  # noqa: PLC0415
+    from pyanalysis.traces import logs_in, read_trace  # noqa: PLC0415
 
     assert request.warm is not None  # noqa: S101 - the caller has looked
     default = {variable.name: variable.default for variable in _native.variables()}
@@ -201,7 +203,10 @@ def warm_up(request: RunRequest, folder: Path) -> None:
     per_layer = request.per_layer or os.environ.get("GGML_MOECACHE_PER_LAYER") == "1"
     policy = in_force("GGML_MOECACHE_POLICY", request.policy)
     request.state_in = folder / "warm.json"
-    state_after(logs[0], policy, capacity, per_layer=per_layer).write(request.state_in)
+    trace = read_trace(logs[0])
+    for note in trace.notes:
+        print(f"moecache: note: {logs[0]}: {note}", file=sys.stderr)
+    state_after(trace, policy, capacity, per_layer=per_layer).write(request.state_in)
 
 
 def finish_log(folder: Path, model: Path, status: int, seed: int | None = None) -> int:
@@ -307,8 +312,8 @@ def _run(request: RunRequest) -> int:
         return finish_log(request.log, request.model or ggml_moecache.embedded_model(), status)
     command, environment = prepare(request)
     if request.show_command:
-        settings = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
-        print("moecache:", *settings, shlex.join(command), file=sys.stderr)
+        changed = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
+        print("moecache:", *changed, shlex.join(command), file=sys.stderr)
     status = subprocess.run(command, env=environment, check=False).returncode
     if request.log is not None:
         model = request.model or ggml_moecache.embedded_model()

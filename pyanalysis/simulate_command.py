@@ -2,124 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggml_moecache.errors import ConfigError, MissingDependencyError
+from ggml_moecache.errors import MissingDependencyError
 from pyanalysis.printing import write
+from pyanalysis.simulate_arguments import add_parser, request_of
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pyanalysis.cost import CostModel
     from pyanalysis.report import Sensitivity
+    from pyanalysis.simulate_arguments import Request
     from pyanalysis.simulation import SimulationResult, TargetCapacity
     from pyanalysis.simulation.event_file import EventFile
     from pyanalysis.simulation.stream import EventStream
     from pyanalysis.traces import Trace
 
-_EXAMPLES = """\
-A policy is name:parameter=value:parameter=value. A capacity is a number of experts, a range A:B or A:B:STEP (without
-B), all, a share of the experts (25%: rounded to the nearest whole expert, at least 1), memory (2GiB, 512MiB), or with
---per-layer one number for each layer, joined by + (4+4+8). With --per-layer numbers and shares are of each layer.
+__all__ = ["add_parser", "run"]
 
-examples:
-  moecache simulate log --policy lru,cumulative-lfu,belady --capacity 5%,10%,25%,50% --per-layer
-  moecache simulate log --policy cumulative-lfu:tie=recency --capacity 0:17:4,all -o jsonl | jq .hit_rate
-  moecache simulate log --policy lru,lfru:weight=32 --capacity 2GiB --cost h200
-  moecache simulate log --policy lru,random --capacity 0:129:16 --per-layer --cost h200 --report report
-  moecache simulate log --policy lru,lfru --capacity 25% --per-layer --targets 50%,80%
-  moecache simulate log --policy belady --capacity 25% --per-layer --events optimum.parquet
-  moecache simulate log --policy lru --capacity 25% --state-out warm.json
-"""
-_TARGETS = "50%,80%,90%,95%"
 _REPORT_ADDS = ("belady", "hindsight-static")
 _FACTORS = (0.5, 2.0)
 _OTHER_SIZE = 0.1  # one quantization mixes types: Q4_K_M's experts differ by 7 % from their mean
-
-
-def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public name for it
-    """Add `simulate` to the program's subcommands."""
-    parser = commands.add_parser(
-        "simulate",
-        help="replay traces against cache policies at several capacities",
-        description="Replay routing traces, event by event, against cache policies at several capacities.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("traces", metavar="TRACE", type=Path, nargs="*", help="any trace that moecache trace reads")
-    parser.add_argument("--list-policies", action="store_true", help="print every policy with its parameters and exit")
-    parser.add_argument("--policy", metavar="LIST", help="policies by comma")
-    parser.add_argument("--capacity", metavar="LIST", help="capacities by comma")
-    parser.add_argument(
-        "--per-layer", action="store_true", help="a budget for each layer (default: one for all layers)"
-    )
-    model = parser.add_argument_group("how to replay")
-    model.add_argument(
-        "--cost",
-        metavar="FILE",
-        help="cost model: a JSON file, or h200, h200-calibrated, rtx-4060-ti (default: none, no times)",
-    )
-    model.add_argument(
-        "--timing",
-        choices=("ideal", "clocked"),
-        help="ideal: a copy is there at the next token; clocked: when the costs say (default: clocked with --cost)",
-    )
-    model.add_argument(
-        "--mode",
-        choices=("event-atomic", "as-run", "per-access"),
-        default="event-atomic",
-        help="as-run: ubatches as the runtime takes them; per-access: what no runtime can reach (default: %(default)s)",
-    )
-    model.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=int,
-        default=512,
-        help="prompt tokens in a batch, where the trace does not tell its ubatches (default: %(default)s)",
-    )
-    model.add_argument("--seed", metavar="N", type=int, default=0, help="of policies that draw (default: %(default)s)")
-    model.add_argument(
-        "--no-victim-agreement",
-        dest="victim_agreement",
-        action="store_false",
-        help="leave out the share of evictions that the optimum could have chosen as well: a sweep is then faster",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "-o",
-        dest="form",
-        choices=("table", "csv", "jsonl", "parquet"),
-        default="table",
-        help="form of the results; the rates of single layers are in jsonl and parquet (default: %(default)s)",
-    )
-    output.add_argument("--json", action="store_true", help="print one JSON array")
-    output.add_argument("--out", metavar="FILE", type=Path, help="write the results there (default: stdout)")
-    output.add_argument(
-        "--events", metavar="FILE", type=Path, help="hits, admissions, evictions of every event; .jsonl or .parquet"
-    )
-    output.add_argument("--report", metavar="DIR", type=Path, help="an HTML page with plots, and its tables as CSV")
-    output.add_argument(
-        "--targets",
-        metavar="LIST",
-        help="print the smallest capacity at which each policy reaches these hit rates, such as 50%%,80%%; also those "
-        f"of the report's table (which has {_TARGETS.replace('%', '%%')} by default)",
-    )
-    output.add_argument(
-        "--state-out",
-        metavar="FILE",
-        type=Path,
-        help="the session state after one trace with one policy and capacity: GGML_MOECACHE_STATE_IN of a runtime",
-    )
-    output.add_argument("--force", action="store_true", help="replace files and the report if they exist")
-    where = parser.add_argument_group("where to compute")
-    where.add_argument("--workers", metavar="N", type=int, help="threads (default: every CPU)")
-    where.add_argument("--scheduler", metavar="ADDRESS", help="a Dask cluster, such as tcp://host:8786")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -129,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
 
         write(policies_as_text() + "\n")
         return 0
-    request = _request(given)
+    request = request_of(given)
     command = _Command(request)
     try:
         command.run()
@@ -139,88 +47,16 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-# --- arguments ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The arguments, checked as far as they can be without the traces."""
-
-    given: argparse.Namespace
-    policies: list[str]
-    capacities: list[str | int | list[int]]
-    cost: CostModel | None
-    targets: list[float]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Those of simulate() and sweep() alike."""
-        names = ("per_layer", "timing", "mode", "batch_size", "seed", "victim_agreement")
-        return {"cost": self.cost, **{name: getattr(self.given, name) for name in names}}
-
-
-def _request(given: argparse.Namespace) -> _Request:
-    from pyanalysis.simulation.arguments import MOST_WHOLE, policies_of, refuse_twice  # noqa: PLC0415
-    from pyanalysis.simulation.capacity import capacities_of  # noqa: PLC0415
-
-    for name in ("policy", "capacity"):
-        if not getattr(given, name):
-            raise ConfigError(f"moecache simulate needs --{name}; moecache simulate --help has examples")
-    if not given.traces:
-        raise ConfigError("moecache simulate needs a TRACE: a file, or a directory that GGML_MOECACHE_LOG has written")
-    for name, least in (("batch_size", 1), ("seed", 0), ("workers", 1)):
-        value = getattr(given, name)
-        if value is not None and not least <= value <= MOST_WHOLE:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} must be a whole number from {least} to 2^63 - 1, got {value}"
-            )
-    if given.json and given.form != "table":
-        raise ConfigError(f"--json and -o {given.form} are two forms of the results; name one of them")
-    if given.form == "parquet" and given.out is None and sys.stdout.isatty():
-        raise ConfigError("-o parquet is binary: name a file with --out, or redirect the output")
-    _check_outputs(given)
-    cost = None
-    if given.cost is not None:
-        from pyanalysis import costs  # noqa: PLC0415
-
-        cost = costs.load(given.cost)
-    policies = policies_of(given.policy)
-    refuse_twice(policies, given.seed)
-    capacities = capacities_of(given.capacity)
-    return _Request(
-        given, policies, capacities, cost, [_rate(part.strip()) for part in (given.targets or _TARGETS).split(",")]
-    )
-
-
-def _check_outputs(given: argparse.Namespace) -> None:
-    """Refuse before the work what would be refused after it."""
-    files = {"--out": given.out, "--events": given.events, "--state-out": given.state_out}
-    for (one, path), (other, second) in itertools.combinations(files.items(), 2):
-        if path and second and path.resolve() == second.resolve():
-            raise ConfigError(f"{one} and {other} name the same file, '{path}'; name two")
-    if given.targets and not given.report and (given.json or given.form in ("csv", "parquet")):
-        raise ConfigError("--targets is printed with -o table and -o jsonl, and in the --report; choose one of them")
-
-
-def _rate(text: str) -> float:
-    """A hit rate as a fraction or a percentage."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise ConfigError(f"--targets must be hit rates by comma, such as 80% or 0.8, got '{text}'")
-    return value
-
-
 # --- work -----------------------------------------------------------------------------------------------------------
 
 
 class _Command:
     """One run. Files appear whole at its end, or not at all; what goes to stdout is printed trace by trace."""
 
-    def __init__(self, request: _Request) -> None:
-        self._request = request
+    def __init__(self, request: Request) -> None:
+        self._asked = request
+        self._request = request  # of the trace at hand
+        self._own_policies: set[str] = set()
         self._given = request.given
         self._printed = 0
         self._events: EventFile | None = None
@@ -261,6 +97,8 @@ class _Command:
         trace = read_trace(log)
         for note in trace.notes:
             print(f"moecache: note: {log}: {note}", file=sys.stderr)
+        self._request = self._asked.of_trace(trace)
+        self._own_policies |= {_canonical(policy, self._given.seed) for policy in self._request.policies}
         if trace.model["n_experts"] is None and not trace.model["expert_bytes"]:
             print(
                 f"moecache: note: {log}: the number of experts is not known, the largest id is taken for the last; "
@@ -422,7 +260,7 @@ class _Command:
         """The results asked for, in the form asked for, as one document."""
         from pyanalysis.simulation import output  # noqa: PLC0415
 
-        results = [r for r in self._results if r.policy in self._own_policies()]
+        results = [r for r in self._results if r.policy in self._own_policies]
         if self._given.json:
             return (json.dumps([result.row() for result in results], indent=2) + "\n").encode()
         forms: dict[str, Callable[[list[SimulationResult]], str]] = {
@@ -433,11 +271,6 @@ class _Command:
         if self._given.form == "parquet":
             return output.as_parquet(results)
         return forms[self._given.form](results).encode()
-
-    def _own_policies(self) -> set[str]:
-        from ggml_moecache import _native  # noqa: PLC0415
-
-        return {_native.canonical_policy(policy, self._given.seed) for policy in self._request.policies}
 
     def _finish(self) -> None:
         if self._out is not None:
@@ -454,7 +287,7 @@ class _Command:
     def _write_report(self) -> None:
         from pyanalysis.report import write_report  # noqa: PLC0415
 
-        added = sorted({result.policy for result in self._results} - self._own_policies())
+        added = sorted({result.policy for result in self._results} - self._own_policies)
         notes = [f"Added by the report: {', '.join(added)}."] if added else []
         page = write_report(
             self._given.report,
@@ -466,6 +299,12 @@ class _Command:
             force=self._given.force,
         )
         print(f"moecache: note: wrote {page}", file=sys.stderr)
+
+
+def _canonical(policy: str, seed: int) -> str:
+    from ggml_moecache import _native  # noqa: PLC0415
+
+    return _native.canonical_policy(policy, seed)
 
 
 def _note_sizes(trace: Trace, cost: CostModel | None) -> None:

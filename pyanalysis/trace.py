@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError
+from pyanalysis.output_path import file_to_write
 from pyanalysis.printing import show
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def add_parser(commands: Subcommands) -> None:
         parser.add_argument("log", metavar="LOG", type=Path)
     merge.add_argument("logs", metavar="LOG", type=Path, nargs="+")
     for parser in (convert, cut, merge, shuffle):
-        parser.add_argument("out", metavar="FILE", type=Path)
+        parser.add_argument("out", metavar="FILE", type=_to_write)
         parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
     convert.add_argument(
         "--experts", metavar="N", type=int, help="experts per layer, for a trace that does not say; its ids are checked"
@@ -94,6 +95,11 @@ def add_parser(commands: Subcommands) -> None:
         "--no-weights", action="store_true", help="leave out the router's weights, most of a compressed log"
     )
     shuffle.add_argument("--seed", metavar="N", type=int, required=True, help="whole number of at least 0")
+
+
+def _to_write(text: str) -> Path:
+    """A file, or a folder for a log: a name without suffix, or a folder that is there. Raises MoeCacheError."""
+    return Path(text) if Path(text).is_dir() or not Path(text).suffix else file_to_write(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -113,7 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from pyanalysis.traces import cache_use, logs_in, read_trace, summary  # noqa: PLC0415 - pyarrow only when used
+    from pyanalysis.simulation.logged import regime_of  # noqa: PLC0415 - pyarrow only when used
+    from pyanalysis.traces import cache_use, logs_in, read_trace, summary  # noqa: PLC0415
 
     if arguments.top < 1:
         raise ConfigError(f"--top must be a whole number of at least 1, got {arguments.top}")
@@ -121,7 +128,9 @@ def _show(arguments: argparse.Namespace) -> int:
     for log in logs_in(arguments.log):
         cache = cache_use.CacheUseBuilder()
         trace = read_trace(log, cache.add)
-        found.append(summary.summarize(trace, arguments.top, cache.finish()))
+        use = cache.finish()
+        regime = None if use is None else regime_of(trace)
+        found.append(summary.summarize(trace, arguments.top, use, regime))
     if arguments.json:
         show(json.dumps([one.as_json() for one in found], indent=2))
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import ggml_moecache
 from ggml_moecache.errors import BackendError, ConfigError
 from ggml_moecache.gguf_file import read_model
+from pyanalysis.output_path import file_to_write
 
 _DESCRIPTION = """\
 Measure what this machine takes for a model's experts, and write it as a cost model of the simulator: CPU time of 1 to
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     )
     add = calibrate.add_argument
     add("-m", "--model", type=Path, help="GGUF file (default: the small embedded model)")
-    add("-o", "--out", metavar="FILE", type=Path, default=Path("cost.json"), help="default: cost.json")
+    add("-o", "--out", metavar="FILE", type=file_to_write, default=Path("cost.json"), help="default: cost.json")
     add("--force", action="store_true", help="replace FILE if it exists")
     add("-t", "--threads", metavar="N[,...]", help="CPU threads to measure (default: 1, 2, 4, ... and all CPUs)")
     add("--repeats", type=int, default=Setup.repeats, help="measurements per figure, at least 4 (default: %(default)s)")

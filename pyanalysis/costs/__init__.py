@@ -21,6 +21,10 @@ def names() -> list[str]:
 
 def load(name_or_path: str) -> CostModel:
     """The shipped cost model of this name, else the one in the file. Raises ConfigError if there is neither."""
+    if not name_or_path:
+        raise ConfigError(
+            f"a cost model has no name; name a file or one that ships with moecache ({', '.join(names())})"
+        )
     if name_or_path in names():
         return cost.load(_FOLDER / f"{name_or_path}.json")
     if not Path(name_or_path).exists():

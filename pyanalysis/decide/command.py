@@ -95,7 +95,7 @@ def run(given: argparse.Namespace) -> int:
     if given.json:
         write(report.as_json(decision))
     else:
-        write(as_markdown(report.TITLE, report.conclusion(decision)) + "\n")
+        write(as_markdown(report.TITLE, [*report.conclusion(decision), *report.regimes(decision)]) + "\n")
         if decision.recommended is not None:
             agrees = "the same" if decision.recommended == _native.default_policy else "another one"
             write(f"The runtime's default policy is {_native.default_policy}, {agrees}.\n")
@@ -118,7 +118,7 @@ def _options(given: argparse.Namespace) -> Options:
         if not any((cost.cpu_miss_ns, cost.cpu_event_ns, cost.gpu_hit_ns, cost.other_layer_ns, cost.other_token_ns)):
             raise ConfigError(f"--cost {cost.name}: all times are 0, so no time follows from it; measure them")
     percents = PERCENTS if given.capacity is None else _percents(given.capacity)
-    adaptive = canonical([part for part in given.adaptive.split(",") if part] if given.adaptive else ADAPTIVE_POLICIES)
+    adaptive = canonical(ADAPTIVE_POLICIES if given.adaptive is None else given.adaptive.split(","))
     return Options(models, adaptive, percents, given.per_layer, given.batch_size, given.first_tokens, given.workers)
 
 

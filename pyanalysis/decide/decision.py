@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyanalysis import threads
 from pyanalysis.cost import COSTS
 from pyanalysis.decide.cells import cells_of, choose_adaptive, mean_losses, points_of
 from pyanalysis.decide.evidence import with_cost
@@ -119,7 +118,7 @@ def _sensitivity(
     evidences: Sequence[Evidence], options: Options, adaptive: str, seed: int, step: Callable[[], None]
 ) -> list[Varied]:
     found = []
-    with ThreadPoolExecutor(options.workers or len(os.sched_getaffinity(0))) as pool:
+    with threads.pool(options.workers) as pool:
         for cost in options.costs:
             for field in _fields(options, cost.name):
                 for factor in FACTORS:

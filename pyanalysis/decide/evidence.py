@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis import threads
 from pyanalysis.decide.parts import Split, first_tokens, splits_of
 from pyanalysis.decide.replays import Replayer, Sums
 from pyanalysis.simulation import EventStream
@@ -245,12 +245,8 @@ def with_cost(evidence: Evidence, name: str, cost: CostModel, adaptive: str, per
 
 def in_threads(jobs: Sequence[Callable[[], None]], workers: int | None, progress: Callable[[int, int], None]) -> None:
     """Run all jobs; the first error stops those that have not begun."""
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with threads.pool(workers) as pool:
         futures = [pool.submit(job) for job in jobs]
-        try:
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                progress(done, len(jobs))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            progress(done, len(jobs))

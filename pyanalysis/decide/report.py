@@ -17,6 +17,7 @@ from pyanalysis.decide.evidence import BOUND, COLD, STATIC
 from pyanalysis.decide.intervals import Interval
 from pyanalysis.decide.parts import BLOCK_TOKENS, FEWEST_REQUESTS, FEWEST_UNITS
 from pyanalysis.decide.verdict import flips
+from pyanalysis.simulation.regime import line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyanalysis.decide.document import Block
     from pyanalysis.decide.evidence import Evidence
     from pyanalysis.decide.verdict import Verdict
+    from pyanalysis.simulation.regime import Regime
 
 TITLE = "moecache decide"
 _RULES = (
@@ -98,6 +100,36 @@ def conclusion(decision: Decision) -> list[Block]:
     return blocks
 
 
+def regimes(decision: Decision) -> list[Block]:
+    """The experts that a step of each trace needs over the slots, at a few of the capacities; all are in the JSON."""
+    texts = []
+    for one in (one for group in decision.groups for one in group.evidences):
+        percents = [p for p in one.slots if p in tables.SHORT_PERCENTS] or [p for p in one.slots if p]
+        at = [(tables.shown_percent(p), _regime(decision, one, p)) for p in percents]
+        text = line(one.stream.steps.unit, at, per_layer=decision.options.per_layer)
+        texts += [f"{one.name}: {text}"] if text else []
+    return [Heading("Operating regime", 2), Items(texts)] if texts else []
+
+
+def _regime(decision: Decision, one: Evidence, percent: float) -> Regime | None:
+    return one.stream.steps.over(one.slots[percent], per_layer=decision.options.per_layer)
+
+
+def _regime_rows(decision: Decision, one: Evidence) -> list[dict[str, Any]]:
+    found = ((percent, _regime(decision, one, percent)) for percent in one.slots)
+    return [
+        {
+            "trace": one.name,
+            "step": one.stream.steps.unit,
+            "capacity_percent": percent,
+            "step_experts_over_slots": regime.mean,
+            "steps_above_slots": regime.above,
+        }
+        for percent, regime in found
+        if regime is not None
+    ]
+
+
 def as_json(decision: Decision) -> str:
     """The verdicts and the cells; differences are fractions, NaN is null."""
 
@@ -109,6 +141,9 @@ def as_json(decision: Decision) -> str:
         "per_layer": decision.options.per_layer,
         "first_tokens": decision.options.first_tokens,
         "seed": decision.seed,
+        "operating_regime": [
+            row for group in decision.groups for one in group.evidences for row in _regime_rows(decision, one)
+        ],
         "groups": [
             {
                 "name": group.name,
@@ -169,6 +204,7 @@ def _blocks(decision: Decision, command: str) -> list[Block]:
         Code(FOR_YOUR_MODEL),
         Heading("Conclusion", 2),
         *conclusion(decision),
+        *regimes(decision),
         Heading("How it is decided", 2),
         Items(_rules(decision)),
     ]

@@ -124,6 +124,13 @@ def _parallel(text: str) -> list[int]:
     return numbers
 
 
+def _workloads(text: str) -> list[str]:
+    names = text.split(",")
+    if "" in (name.strip() for name in names):
+        raise ConfigError(f"--workload has an empty item: name workloads by comma. Got {text!r} instead.")
+    return names
+
+
 def _runs(given: argparse.Namespace, settings: Any, parallel: list[int]) -> Any:  # noqa: ANN401
     """Every workload and number of sequences in turn; all of them are checked before the first one runs."""
     from ggml_moecache.run_fields import check_new_log  # noqa: PLC0415
@@ -143,7 +150,7 @@ def _runs(given: argparse.Namespace, settings: Any, parallel: list[int]) -> Any:
             predict_tokens=given.predict,
             n_prompts=given.limit,
         )
-        for name in given.workload.split(",")
+        for name in _workloads(given.workload)
     ]
     if len({workload.name for workload in found}) < len(found):
         raise ConfigError(f"--workload {given.workload}: two workloads have one name, and would have one folder")

@@ -14,6 +14,8 @@ from pyanalysis.report.curves import curve_of, policies_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from matplotlib.axes import Axes
+
     from pyanalysis.simulation.result import SimulationResult
 
 # Text stays text, so that the page can be searched and is small; ids do not depend on the process.
@@ -61,20 +63,30 @@ def _lines(results: Sequence[SimulationResult], label: str, value: Callable[[Sim
 
 
 def lines(curves: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, *, marker: str = ".") -> str:
-    """One line of (x, y) for each policy; without a marker (an empty string) the drawing has half the size."""
+    """One line of (x, y) for each policy that has points; without a marker (an empty string) half the bytes."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=_SIZE, layout="constrained")
         axes = figure.subplots()
         others = [policy for policy in curves if policy not in _BOUNDS]
         for policy, points in curves.items():
+            if not points:
+                continue
             color, style = _color(policy, others)
             x, y = zip(*points, strict=True)
             axes.plot(x, y, style, color=color, marker=marker, label=policy)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        legend(axes)
         return svg(figure)
+
+
+def legend(axes: Axes) -> None:
+    """The legend of what is drawn; where nothing is, the plot says so (matplotlib would warn on stderr)."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8)
+    elif not axes.has_data():
+        axes.text(0.5, 0.5, "nothing to draw", ha="center", transform=axes.transAxes)
 
 
 def heat_map(results: Sequence[SimulationResult], policy: str) -> str:

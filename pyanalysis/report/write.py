@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ggml_moecache.errors import ConfigError
 from pyanalysis.report import page, plots, tables
 from pyanalysis.report.curves import policies_of
-from pyanalysis.simulation.output import as_csv, as_jsonl
+from pyanalysis.simulation.output import as_csv, as_jsonl, regime_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,6 +105,8 @@ def _trace_parts(
 ) -> list[str]:
     first = results[0]
     parts = [page.heading(first.trace, 2), page.paragraph(_facts(first))]
+    if regime := regime_of(results):
+        parts.append(page.paragraph(f"Operating regime: {regime}."))
 
     def section(title: str, svg: str, table: Table, form: Callable[[Value], str]) -> None:
         _save(folder, table)
@@ -147,7 +149,11 @@ def _trace_parts(
 
 def _facts(result: SimulationResult) -> str:
     budget = "a budget of its own for each layer" if result.per_layer else "one budget for all layers"
-    mode = "event by event" if result.mode == "event-atomic" else "access by access, a comparison only"
+    mode = {
+        "event-atomic": "event by event",
+        "as-run": "in the ubatches of the run, as the runtime takes them",
+        "per-access": "access by access, a comparison only",
+    }[result.mode]
     return (
         f"{result.n_tokens:,} tokens, {result.n_decode_tokens:,} of them decoded; {result.n_events:,} events over "
         f"{len(result.layers)} layers; {budget}; {result.timing} timing; replayed {mode}."

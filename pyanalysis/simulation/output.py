@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
+from pyanalysis.simulation import regime
+from pyanalysis.simulation.regime import Regime
 from pyanalysis.simulation.result import RESULT_SCHEMA, results_to_arrow
 
 if TYPE_CHECKING:
@@ -105,7 +107,17 @@ def _table_of_trace(results: list[SimulationResult]) -> str:
     cells = [[text(result) for _, text in _COLUMNS] for result in results]
     shown = [place for place in range(len(_COLUMNS)) if any(row[place] is not None for row in cells)]
     rows = [[_COLUMNS[place][0] for place in shown], *[[row[place] or "-" for place in shown] for row in cells]]
-    return "\n".join([_head(results[0]), "", *aligned(rows, _N_TEXT)])
+    return "\n".join([_head(results[0]), *filter(None, [regime_of(results)]), "", *aligned(rows, _N_TEXT)])
+
+
+def regime_of(results: Sequence[SimulationResult]) -> str:
+    """The operating regime of one trace at each of its capacities, as a line; "" where no token was decoded."""
+    at = {
+        result.capacity: Regime(result.step_experts_over_slots, result.steps_above_slots or 0.0)
+        for result in results
+        if result.step_experts_over_slots is not None
+    }
+    return regime.line(results[0].step, at.items(), per_layer=results[0].per_layer)
 
 
 def _head(result: SimulationResult) -> str:

@@ -97,6 +97,9 @@ class SimulationResult:
     n_events: int
     accesses: int  # experts asked for, each once per event
     hits: int
+    step: str  # what decodes at once: "ubatch" where the trace tells all of them, else "token"
+    step_experts_over_slots: float | None  # different experts that a step uses over the slots, mean (regime.py)
+    steps_above_slots: float | None  # share of the steps that use more experts than there are slots
     decode_accesses: int
     decode_hits: int
     admissions: int  # experts given a slot, those placed before the first event included
@@ -160,6 +163,8 @@ RESULT_SCHEMA = pa.schema(
             for name in ("n_tokens", "n_decode_tokens", "n_tokens_passed_by", "n_events", "accesses", "hits")
         ),
         ("hit_rate", pa.float64()),
+        ("step", pa.string()),
+        *((name, pa.float64()) for name in ("step_experts_over_slots", "steps_above_slots")),
         *((name, pa.int64()) for name in ("decode_accesses", "decode_hits")),
         ("decode_hit_rate", pa.float64()),
         *((name, pa.int64()) for name in ("admissions", "evictions", "copies", "copy_bytes", "copies_late")),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from ggml_moecache.errors import ConfigError
 from pyanalysis.simulation.arguments import canonical, cost_of, policies_of, refuse_twice, stream_of, traces_of, whole
 from pyanalysis.simulation.capacity import capacities_of, slots_of
 from pyanalysis.simulation.result import EventLog, LayerResult, SimulationResult
+from pyanalysis.threads import pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -140,7 +140,7 @@ def sweep(
     cost = cost_of(cost)
     names, capacities = policies_of(policies), capacities_of(capacities)
     refuse_twice(names, seed)
-    threads = len(os.sched_getaffinity(0)) if workers is None else whole("workers", workers, 1)
+    n_threads = None if workers is None else whole("workers", workers, 1)
     replay = Replay(cost, per_layer, timing, seed, victim_agreement)
     jobs: list[tuple[EventStream, str, list[Capacity]]] = []
     for trace in traces_of(traces):
@@ -156,16 +156,12 @@ def sweep(
                 jobs.extend((stream, policy, [capacity]) for capacity in capacities)
     total = sum(len(part) for _, _, part in jobs)
     finished: dict[int, list[SimulationResult]] = {}
-    with ThreadPoolExecutor(threads) as pool:
-        futures = {pool.submit(simulate_capacities, *job, replay): index for index, job in enumerate(jobs)}
-        try:
-            for future in as_completed(futures):
-                finished[futures[future]] = future.result()
-                if progress is not None:
-                    progress(sum(map(len, finished.values())), total)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with pool(n_threads) as executor:
+        futures = {executor.submit(simulate_capacities, *job, replay): index for index, job in enumerate(jobs)}
+        for future in as_completed(futures):
+            finished[futures[future]] = future.result()
+            if progress is not None:
+                progress(sum(map(len, finished.values())), total)
     return [result for index in range(len(jobs)) for result in finished[index]]
 
 
@@ -203,6 +199,7 @@ def _result(
     same = replay.per_layer and len(set(slots)) == 1
     agreement = counts.agreed / counts.evictions if replay.victim_agreement and counts.evictions else None
     time, miss_time = _times(stream, counts, replay.cost, clocked=replay.timing_of(stream) == "clocked")
+    regime = stream.steps.over(slots, per_layer=replay.per_layer)
     layers = zip(stream.columns, counts.column_accesses, counts.column_hits, strict=True)
     return SimulationResult(
         trace=stream.trace,
@@ -220,6 +217,9 @@ def _result(
         n_events=counts.n_events,
         accesses=counts.accesses,
         hits=counts.hits,
+        step=stream.steps.unit,
+        step_experts_over_slots=regime.mean if regime else None,
+        steps_above_slots=regime.above if regime else None,
         decode_accesses=counts.decode_accesses,
         decode_hits=counts.decode_hits,
         admissions=counts.admissions,

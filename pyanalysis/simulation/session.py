@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis.output_path import file_to_write
 from pyanalysis.simulation.arguments import canonical, cost_of, stream_of, whole
 from pyanalysis.simulation.capacity import slots_of
 from pyanalysis.simulation.run import Replay
@@ -62,8 +62,11 @@ class SessionState:
         )
 
     def write(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
-        """Write a state file, for GGML_MOECACHE_STATE_IN, as a whole. Raises TraceError if it cannot be written."""
-        file = Staged(Path(path), force=force)
+        """Write a state file, for GGML_MOECACHE_STATE_IN, as a whole. Raises TraceError if it cannot be written.
+
+        A path that ends in a slash is the name of a folder: MoeCacheError.
+        """
+        file = Staged(file_to_write(os.fspath(path)), force=force)
         try:
             file.write((self.to_json() + "\n").encode())
             file.commit()

@@ -10,6 +10,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis.simulation.regime import Steps
 from pyanalysis.traces.event import MOST_EXPERTS
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class EventStream:
     n_decode_steps: int
     mode: Mode
     native: _native.EventStream = field(repr=False)
+    source: Trace = field(repr=False)
     request: Array = field(repr=False)  # int64[rows] as in the trace
     token: Array = field(repr=False)  # int64[rows] likewise
 
@@ -107,9 +109,15 @@ class EventStream:
             n_decode_steps=n_decode_steps,
             mode=mode,
             native=native,
+            source=trace,
             request=trace.request,
             token=trace.token,
         )
+
+    @functools.cached_property
+    def steps(self) -> Steps:
+        """The experts of each decoding step of the trace, those of ubatches that pass a cache by included."""
+        return Steps.of(self.source)
 
     @functools.cached_property
     def first_item(self) -> Array:

@@ -14,6 +14,8 @@ from ggml_moecache.errors import ConfigError, MissingDependencyError
 from pyanalysis.studies import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyanalysis.cost import CostModel
     from pyanalysis.studies.findings import Findings
     from pyanalysis.studies.registry import Study
@@ -91,11 +93,7 @@ def run(given: argparse.Namespace) -> int:
         ) from None
     request = _request(study, given)
     findings = work(request)
-    if "capacity" in study.takes and study.name != "regime":
-        from pyanalysis.studies import regime  # noqa: PLC0415 - each command imports only what it needs
-
-        findings.heading("Operating regime")
-        findings.notes(regime.notes(request))
+    operating_regime = _add_regime(findings, study, request)
     facts = {
         "study": study.name,
         "command": _command(sys.argv[1:]),
@@ -103,11 +101,23 @@ def run(given: argparse.Namespace) -> int:
         "tokens": given.tokens if given.tokens is not None else study.default_tokens,
         "seconds": round(time.monotonic() - started, 1),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "operating_regime": operating_regime,
     }
     findings.heading("Time and memory")
     findings.say(f"{facts['seconds']} s, at most {facts['peak_memory_mib']:,} MiB, traces and imports included.")
     _output(findings, facts, given)
     return 0
+
+
+def _add_regime(findings: Findings, study: Study, request: registry.Request) -> list[dict[str, Any]]:
+    """Wherever hit rates at a capacity are printed; the study regime is about nothing else and has it in full."""
+    takes_capacities = "capacity" in study.takes
+    percents = request.percents if takes_capacities else study.layer_percents
+    if not percents or study.name == "regime":
+        return []
+    from pyanalysis.studies import regime  # noqa: PLC0415 - each command imports only what it needs
+
+    return regime.add(findings, request, percents, per_layer=request.per_layer if takes_capacities else True)
 
 
 def _command(words: list[str]) -> str:
@@ -140,16 +150,28 @@ def _refuse_options(study: Study, given: argparse.Namespace) -> None:
 
 
 def _request(study: Study, given: argparse.Namespace) -> registry.Request:
+    """Every option is checked before a trace, which may take minutes, is read."""
     n_tokens = given.tokens if given.tokens is not None else study.default_tokens
+    percents = _percents(_listed("capacity", given.capacity) or _CAPACITIES.split(","))
+    costs = _costs(_listed("cost", given.cost) or _COSTS.split(",")) if "cost" in study.takes else ()
+    predictors, strategies = _listed("predictors", given.predictors), _listed("strategies", given.strategies)
+    if predictors:
+        from pyanalysis.studies.predictors import table as known_predictors  # noqa: PLC0415 - of their studies alone
+
+        known_predictors.chosen(predictors)
+    if strategies:
+        from pyanalysis.studies.strategy import table as known_strategies  # noqa: PLC0415
+
+        known_strategies.chosen(strategies)
     return registry.Request(
         traces=_traces(given.traces, n_tokens),
         seed=given.seed,
-        percents=_percents(given.capacity or _CAPACITIES),
-        costs=_costs(given.cost or _COSTS) if "cost" in study.takes else (),
+        percents=percents,
+        costs=costs,
         per_layer=given.per_layer,
         n_tokens=n_tokens,
-        predictors=_names(given.predictors),
-        strategies=_names(given.strategies),
+        predictors=predictors,
+        strategies=strategies,
         progress=lambda text: print(f"moecache: {text}", file=sys.stderr),
     )
 
@@ -172,11 +194,21 @@ def _traces(paths: list[Path], n_tokens: int | None) -> tuple[tuple[str, Trace],
     return tuple(found)
 
 
-def _percents(text: str) -> tuple[float, ...]:
+def _listed(name: str, text: str | None) -> tuple[str, ...] | None:
+    """The items of a list by comma; None: the option was not given. An empty one is an error, and does not mean all."""
+    if text is None:
+        return None
+    items = tuple(part.strip() for part in text.split(","))
+    if "" in items:
+        raise ConfigError(f"--{name} has an empty item: name {name} by comma, or leave the option away. Got {text!r}")
+    return items
+
+
+def _percents(parts: Sequence[str]) -> tuple[float, ...]:
     found = set()
-    for part in text.split(","):
+    for part in parts:
         try:
-            value = float(part.strip().removesuffix("%"))
+            value = float(part.removesuffix("%"))
         except ValueError:
             value = 0.0
         if not 0 < value <= 100:  # noqa: PLR2004 - per cent
@@ -185,14 +217,13 @@ def _percents(text: str) -> tuple[float, ...]:
     return tuple(sorted(found))
 
 
-def _costs(text: str) -> tuple[CostModel, ...]:
+def _costs(parts: Sequence[str]) -> tuple[CostModel, ...]:
     from pyanalysis import costs  # noqa: PLC0415
 
-    models = tuple(costs.load(part) for part in text.split(",") if part)
-    if not models or len({cost.name for cost in models}) < len(models):
-        raise ConfigError(f"--cost must name cost models, each with a name of its own, got '{text}'")
+    models = tuple(costs.load(part) for part in parts)
+    if len({cost.name for cost in models}) < len(models):
+        raise ConfigError(f"--cost must name cost models, each with a name of its own, got '{','.join(parts)}'")
+    for cost in models:
+        if cost.expert_bytes is None:
+            raise ConfigError(f"--cost {cost.name}: expert_bytes is needed: copies are of the cost model's experts")
     return models
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())

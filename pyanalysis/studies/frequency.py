@@ -10,6 +10,7 @@ from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, simulate
 from pyanalysis.studies.estimators.concentration import entropy_bits, experts_to_cover, jensen_shannon_bits
 from pyanalysis.studies.findings import Findings
+from pyanalysis.studies.registry import FREQUENCY_PERCENT
 from pyanalysis.studies.replays import decode_hits
 from pyanalysis.studies.routing import Routing
 from pyanalysis.studies.splits import splits_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 SHARES = (0.5, 0.8, 0.9, 0.95)
-CAPACITY = "25%"
+CAPACITY = f"{FREQUENCY_PERCENT:g}%"
 HISTORIES = (
     "request-lfu",
     *(f"decayed-lfu:half-life={n}" for n in (16, 32, 64, 128, 256, 1024, 4096)),
@@ -136,7 +137,7 @@ def _transfer(findings: Findings, routings: list[Routing]) -> None:
 
 
 def _static(ranked_by: Array, counted: Array, routing: Routing) -> float:
-    size = np.maximum(1, np.rint(0.25 * routing.n_experts)).astype(int)
+    size = np.maximum(1, np.rint(FREQUENCY_PERCENT / 100 * routing.n_experts)).astype(int)
     hits = sum(
         own[np.argsort(-ranks, kind="stable")[:n]].sum() for ranks, own, n in zip(ranked_by, counted, size, strict=True)
     )
@@ -167,7 +168,7 @@ def _history(findings: Findings, request: Request, routings: list[Routing]) -> N
             for policy, hits in by_token.items()
         ]
         converged += _convergence(findings, name, by_token)
-    header = ["trace", "ranking", "hit rate", "selected", "held-out", ""]
+    header = ["trace", "ranking", "hit rate", "selected", "held-out", "note"]
     findings.table("history", header, rows)
     findings.heading("When an adaptive ranking converges", 3)
     findings.say(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pyanalysis.report.plots import STYLE, svg
+from pyanalysis.report.plots import STYLE, legend, svg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +39,12 @@ def bars(groups: Mapping[str, Sequence[float]], ticks: Sequence[str], x_label: s
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 3.6), layout="constrained")
         axes = figure.subplots()
-        width = 0.8 / len(groups)
+        width = 0.8 / max(1, len(groups))
         for place, (name, values) in enumerate(groups.items()):
             axes.bar([i - 0.4 + (place + 0.5) * width for i in range(len(values))], values, width, label=name)
-        step = -(-len(ticks) // _MOST_TICKS)
+        step = max(1, -(-len(ticks) // _MOST_TICKS))
         axes.set_xticks(range(0, len(ticks), step), list(ticks)[::step], rotation=30, ha="right")
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        axes.legend(fontsize=8)
+        legend(axes)
         return svg(figure)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream
 from pyanalysis.simulation.capacity import slots_of
+from pyanalysis.simulation.regime import Steps, line
 from pyanalysis.studies.findings import Findings
 
 if TYPE_CHECKING:
-    from pyanalysis.studies.registry import Request
-    from pyanalysis.traces import Trace
+    from collections.abc import Sequence
+    from typing import Any
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+    from pyanalysis.studies.registry import Request
 
 
 def run(request: Request) -> Findings:
@@ -32,12 +33,13 @@ def run(request: Request) -> Findings:
     for name, trace in request.traces:
         request.progress(f"regime: {name}")
         stream = EventStream.of(trace)
-        by_layer, total, known = union_sizes(trace)
+        steps = Steps.of(trace)
+        by_layer, total = steps.by_layer, steps.total
         n_experts = np.array([n for _, _, n, _ in stream.columns])
         unions.append(
             [
                 name,
-                "ubatch" if known else "token",
+                steps.unit,
                 len(total),
                 by_layer.mean(),
                 np.percentile(by_layer, 95),
@@ -79,36 +81,38 @@ def run(request: Request) -> Findings:
     return findings
 
 
-def notes(request: Request) -> list[str]:
-    """One line for each trace: what a step uses over the slots, with the request's budgets."""
-    found = []
+def add(
+    findings: Findings, request: Request, percents: Sequence[float], *, per_layer: bool
+) -> list[dict[str, str | float | None]]:
+    """Say for each trace what a step uses over the slots, at these capacities; returns the same as records for JSON.
+
+    per_layer  whether the capacities are of each layer
+    """
+    texts: list[str] = []
+    records: list[dict[str, str | float | None]] = []
     for name, trace in request.traces:
-        stream = EventStream.of(trace)
-        by_layer, total, known = union_sizes(trace)
-        shares = []
-        for percent in request.percents:
-            slots = np.array(slots_of(stream, f"{percent:g}%", per_layer=request.per_layer))
-            share = by_layer / slots if request.per_layer else total / slots.sum()
-            above = f" (above 1 in {(share > 1).mean():.1%})" if (share > 1).any() else ""
-            shares.append(f"{percent:g} %: {share.mean():.2f}{above}")
-        step = "ubatch" if known else "decoded token"
-        budget = "a layer" if request.per_layer else "all layers"
-        found.append(f"{name}: different experts that a {step} uses over the slots of {budget}, at {', '.join(shares)}")
-    return found
+        stream, steps = EventStream.of(trace), Steps.of(trace)
+        at = [(percent, steps.over(_slots(stream, percent, per_layer), per_layer=per_layer)) for percent in percents]
+        text = line(steps.unit, [(f"{percent:g} %", regime) for percent, regime in at], per_layer=per_layer)
+        texts.append(f"{name}: {text or 'no token was decoded'}")
+        records += [
+            {
+                "trace": name,
+                "step": steps.unit,
+                "budget": "a layer" if per_layer else "all layers",
+                "capacity_percent": percent,
+                "step_experts_over_slots": regime.mean if regime else None,
+                "steps_above_slots": regime.above if regime else None,
+            }
+            for percent, regime in at
+        ]
+    findings.heading("Operating regime")
+    findings.notes(texts)
+    return records
 
 
-def union_sizes(trace: Trace) -> tuple[Array, Array, bool]:
-    """(different experts of each step and layer int64[s, L], of each step int64[s], whether ubatches are known)."""
-    column, layers = trace.columns
-    decoded = np.flatnonzero(trace.phase == 1)
-    known = bool((trace.batch >= 0).all())
-    step = trace.batch[decoded] if known else trace.tokens.of_event[decoded]
-    step = np.unique(step, return_inverse=True)[1]
-    ids = trace.ids[decoded].astype(np.int64)
-    n_experts = int(ids.max(initial=0)) + 1
-    there = ids >= 0
-    place = step * len(layers) + column[decoded]
-    pairs = np.unique((place[:, None] * n_experts + ids)[there])
-    n_steps = int(step.max(initial=-1)) + 1
-    by_layer = np.bincount(pairs // n_experts, minlength=n_steps * len(layers)).reshape(n_steps, len(layers))
-    return by_layer, by_layer.sum(axis=1), known
+def _slots(stream: EventStream, percent: float, per_layer: bool) -> tuple[int, ...]:
+    """Where the number of experts is not known the largest id is taken for the last, as the studies' own tables do."""
+    if per_layer and not stream.experts_known:
+        return tuple(max(1, round(percent / 100 * n)) for _, _, n, _ in stream.columns)
+    return slots_of(stream, f"{percent:g}%", per_layer=per_layer)

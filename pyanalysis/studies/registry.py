@@ -44,13 +44,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Study:
-    """`takes`: names of the options beside --seed and --tokens that mean something to it."""
+    """One study.
+
+    takes            names of the options beside --seed and --tokens that mean something to it
+    layer_percents   capacities in per cent of each layer's experts whose hit rates it prints, where it has its own
+    """
 
     name: str
     summary: str
     module: str
     takes: frozenset[str] = frozenset()
     default_tokens: int | None = None
+    layer_percents: tuple[float, ...] = ()
 
     def load(self) -> Callable[[Request], Findings]:
         """The function that does it. Raises MissingDependencyError (through the module) for an absent extra."""
@@ -60,10 +65,23 @@ class Study:
 
 _HERE = "pyanalysis.studies"
 _CAPACITY = frozenset({"capacity", "per_layer"})
+# Capacities of the studies that take none, in per cent of each layer's experts.
+FREQUENCY_PERCENT = 25.0
+REUSE_PERCENTS = (5.0, 10.0, 15.0, 25.0, 45.0)
 
 STUDIES: tuple[Study, ...] = (
-    Study("frequency", "concentration, drift, how much history a ranking needs", f"{_HERE}.frequency"),
-    Study("reuse", "run lengths, reuse distances, router weight against reuse", f"{_HERE}.reuse"),
+    Study(
+        "frequency",
+        "concentration, drift, how much history a ranking needs",
+        f"{_HERE}.frequency",
+        layer_percents=(FREQUENCY_PERCENT,),
+    ),
+    Study(
+        "reuse",
+        "run lengths, reuse distances, router weight against reuse",
+        f"{_HERE}.reuse",
+        layer_percents=REUSE_PERCENTS,
+    ),
     Study(
         "transitions", "experts given experts of the layer or token before, mutual information", f"{_HERE}.transitions"
     ),

@@ -11,6 +11,7 @@ from pyanalysis.report.plots import lines
 from pyanalysis.simulation import EventStream, sweep
 from pyanalysis.studies.estimators.repetition import gaps, run_lengths, spearman, uses_ahead
 from pyanalysis.studies.findings import Findings
+from pyanalysis.studies.registry import REUSE_PERCENTS
 from pyanalysis.studies.routing import Routing
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
 POLICIES = ("lru", "cumulative-lfu", _native.default_policy, "belady", "hindsight-static")
 _QUARTILES = (50, 90, 99)
-_SHARES = (0.05, 0.1, 0.15, 0.25, 0.45)
 
 
 def run(request: Request) -> Findings:
@@ -100,14 +100,18 @@ def _distances(findings: Findings, name: str, stream: EventStream) -> None:
     findings.draw(lines(points, "slots of a layer (% of its experts)", "hit rate (%)", marker=""))
     rows = [
         [
-            f"{share:.0%}",
-            int(max(1, np.rint(share * most))),
-            *(curves[p][int(max(1, np.rint(share * most)))] for p in POLICIES),
+            f"{percent:g}%",
+            _slots(percent, most),
+            *(curves[p][_slots(percent, most)] for p in POLICIES),
         ]
-        for share in _SHARES
+        for percent in REUSE_PERCENTS
     ]
     cold = [["first uses", None, accesses - hits[-1], *[None] * (len(POLICIES) - 1)]]
-    findings.table(f"reachable_{len(findings.blocks)}", ["capacity", "slots", *POLICIES], [*rows, *cold])
+    findings.table("reachable", ["capacity", "slots", *POLICIES], [*rows, *cold], trace=name)
+
+
+def _slots(percent: float, most: int) -> int:
+    return int(max(1, np.rint(percent / 100 * most)))
 
 
 def _weights(findings: Findings, routing: Routing) -> None:
@@ -128,7 +132,8 @@ def _weights(findings: Findings, routing: Routing) -> None:
         pooled, within = zip(*(_correlations(routing, layer, hot, window) for window in WINDOWS), strict=True)
         rows.append([routing.layers[layer], "all", *pooled])
         rows.append([routing.layers[layer], "given use", *within])
-    findings.table(f"weights_{len(findings.blocks)}", ["layer", "correlation", *(f"n={n}" for n in WINDOWS)], rows)
+    header = ["layer", "correlation", *(f"n={n}" for n in WINDOWS)]
+    findings.table("weights", header, rows, trace=routing.name)
 
 
 def _correlations(routing: Routing, layer: int, hot: Array, window: int) -> tuple[float | None, float | None]:

@@ -44,7 +44,7 @@ def run(request: Request) -> Findings:
             rows += _compared(_batched(trace, batch), batch, request)
         findings.heading(name)
         header = ["tokens", "capacity %", "policy", "event-atomic", "per access", "change"]
-        findings.table(f"semantics_{len(findings.blocks)}", header, rows)
+        findings.table("semantics", header, rows, trace=name)
         curves: dict[str, list[tuple[float, float]]] = {}
         for tokens, percent, policy, atomic, access, _ in rows:
             if policy in ("lru", "cumulative-lfu"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +9,7 @@ import numpy as np
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis import threads
 from pyanalysis.decide import parts
 from pyanalysis.decide.replays import Replayer
 from pyanalysis.simulation import EventStream
@@ -27,6 +26,8 @@ from pyanalysis.studies.strategy.table import chosen
 from pyanalysis.studies.verdicts import Cell
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from pyanalysis.cost import CostModel
     from pyanalysis.decide.parts import Part
     from pyanalysis.studies.registry import Request
@@ -78,7 +79,7 @@ def run(request: Request) -> Findings:
     splits, notes = all_splits([bench.routing for bench in benches])
     cells: list[Cell] = []
     chosen_on: dict[tuple[str, str], Least] = {}  # by trace and strategy; the last of a trace's splits is its requests
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with threads.pool() as pool:
         for split in splits:
             bench = next(one for one in benches if one.routing is split.test_on)
             request.progress(f"strategies: {split.name}: policies")

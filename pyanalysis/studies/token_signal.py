@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 FEWEST = 50  # samples of a layer; with fewer nothing is estimated
+# Samples of a layer below which a result is marked as that of a small sample. The 95 % interval of a share, of which
+# all estimates here are made, is up to 0.98 / sqrt(n) wide to each side: 14 points with 50 samples, 3.1 with 1,000.
+SMALL = 1000
+_WHY = (
+    f"Fewer than {SMALL:,} are a small sample: a share of it is known to {98 / SMALL**0.5:.1f} points at best (95 %, "
+    "0.98 / sqrt(n)), so small differences may be chance."
+)
 
 
 def run(request: Request) -> Findings:
@@ -44,10 +51,31 @@ def run(request: Request) -> Findings:
         "loss with the expert alone less that with both, the token as the further context; above 0 the token helps."
     )
     findings.notes(notes)
-    rows = [[split.name, *losses(split)] for split in splits]
-    header = ["held out", "samples", "popularity", "token", "expert", "expert and token", "token adds"]
-    findings.table("log_loss", header, rows)
+    rows = []
+    small = []
+    for split in splits:
+        fitted, tested = least_samples(split)
+        rows.append([split.name, fitted, *losses(split), _mark(min(fitted, tested))])
+        if min(fitted, tested) < SMALL:
+            small.append(f"{split.name}: a layer has {fitted:,} samples to fit on and {tested:,} to judge by. {_WHY}")
+    findings.notes(small)
+    header = ["held out", "fitted, a layer", "samples", "popularity", "token", "expert", "expert and token"]
+    findings.table("log_loss", [*header, "token adds", "sample"], rows)
     return findings
+
+
+def _mark(n: int) -> str:
+    return "small" if n < SMALL else ""
+
+
+def least_samples(split: Split) -> tuple[int, int]:
+    """(to fit on, to judge by): those of the layer with the fewest, of the layers that are judged; 0 without one."""
+    pairs = []
+    for layer in range(1, len(split.test_on.layers)):
+        fitted, tested = samples(split.fit_on, split.fit, layer)[2], samples(split.test_on, split.test, layer)[2]
+        if len(fitted) >= FEWEST and len(tested):
+            pairs.append((len(fitted), len(tested)))
+    return (min(n for n, _ in pairs), min(n for _, n in pairs)) if pairs else (0, 0)
 
 
 def _check(routing: Routing) -> None:
@@ -93,6 +121,7 @@ def _information(findings: Findings, routing: Routing, generator: np.random.Gene
                     more.plug_in,
                     more.shuffled,
                 ),
+                _mark(len(own)),
             ]
         )
         for name, found in zip(curves, (of_token, of_expert, more), strict=True):
@@ -103,11 +132,16 @@ def _information(findings: Findings, routing: Routing, generator: np.random.Gene
             "(moecache trace merge) or a smaller --top1-every give more."
         )
         return
+    fewest = min(row[1] for row in rows)
+    if fewest < SMALL:
+        n_small = sum(row[1] < SMALL for row in rows)
+        findings.notes([f"{n_small} of {len(rows)} layers have a small sample, the smallest {fewest:,} tokens. {_WHY}"])
     header = [
-        *("layer", "samples", "different tokens", "token is final", "I(token)", "shuffled", "I(expert)", "shuffled "),
-        *("I(token | expert)", "shuffled  "),
+        *("layer", "samples", "different tokens", "token is final", "I(token)", "I(token), shuffled", "I(expert)"),
+        *("I(expert), shuffled", "I(token | expert)", "I(token | expert), shuffled"),
+        "sample",
     ]
-    findings.table(f"information_{len(findings.blocks)}", header, rows)
+    findings.table("information", header, rows, trace=routing.name)
     findings.draw(lines(curves, "layer (place)", "bits above the shuffled control"))
 
 

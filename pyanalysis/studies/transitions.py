@@ -97,8 +97,8 @@ def _probabilities(findings: Findings, routing: Routing) -> None:
         "mean over the uses of i, of the same tokens: too high where an expert was seen few times (elsewhere: "
         "the held-out losses); 'popularity': that of the layer's most used expert; 'same': j = i."
     )
-    name = f"transitions_{len(findings.blocks)}"
-    findings.table(name, ["layer", "given", "likeliest", "popularity", "same"], rows)
+    header = ["layer", "given", "likeliest", "popularity", "same"]
+    findings.table("transitions", header, rows, trace=routing.name)
 
 
 def _information(findings: Findings, routing: Routing, generator: np.random.Generator) -> None:
@@ -134,7 +134,7 @@ def _information(findings: Findings, routing: Routing, generator: np.random.Gene
                 curves.setdefault(label, []).append((layer, max(0.0, more.above_control)))
     findings.draw(lines(curves, "layer (place)", "bits above the shuffled control"))
     header = ["layer", "context", "samples", "plug-in", "Miller-Madow", "shuffled"]
-    findings.table(f"information_{len(findings.blocks)}", header, rows)
+    findings.table("information", header, rows, trace=routing.name)
 
 
 def gains(split: Split) -> list[float | None]:

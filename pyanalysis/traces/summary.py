@@ -11,6 +11,7 @@ from pyanalysis.traces import cache_use
 from pyanalysis.traces import metadata as run_json
 
 if TYPE_CHECKING:
+    from pyanalysis.simulation.logged import LoggedRegime
     from pyanalysis.traces.cache_use import CacheUse
     from pyanalysis.traces.trace import Array, Trace
 
@@ -58,11 +59,16 @@ class Summary:
     n_top1_events: int | None  # events with a top1_token; None: the log has no such column
     timings: bool  # False: the run gives none
     cache: CacheUse | None  # None: no event was looked up in a cache
+    regime: LoggedRegime | None  # of that cache, as far as the log tells it
     layers: list[LayerSummary]
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "cache": None if self.cache is None else self.cache.as_json()}
+        return {
+            **asdict(self),
+            "cache": None if self.cache is None else self.cache.as_json(),
+            "regime": None if self.regime is None else self.regime.as_json(),
+        }
 
 
 def gini(counts: Array) -> float:
@@ -91,8 +97,10 @@ def overlaps(trace: Trace) -> Array:
     return result
 
 
-def summarize(trace: Trace, n_top: int = 5, cache: CacheUse | None = None) -> Summary:
-    """The summary of a checked trace, with the `n_top` most used experts per layer; `cache` goes into it."""
+def summarize(
+    trace: Trace, n_top: int = 5, cache: CacheUse | None = None, regime: LoggedRegime | None = None
+) -> Summary:
+    """The summary of a checked trace, with the `n_top` most used experts per layer; `cache`, `regime` go into it."""
     tokens = trace.tokens
     overlap = overlaps(trace)
     column, columns = trace.columns
@@ -124,6 +132,7 @@ def summarize(trace: Trace, n_top: int = 5, cache: CacheUse | None = None) -> Su
         n_top1_events=None if trace.top1 is None else int((trace.top1 >= 0).sum()),
         timings=run_json.has_timings(trace.metadata),
         cache=cache,
+        regime=regime,
         layers=layers,
         notes=list(trace.notes),
     )
@@ -164,20 +173,18 @@ def as_text(summary: Summary) -> str:
     what = [model["file"] or model["architecture"] or "unknown model", model["quantization"]]
     policy = f"policy {summary.policy}" if summary.policy else "no cache policy"
     batches = "ubatches not recorded" if summary.n_batches is None else _count(summary.n_batches, "ubatch", "ubatches")
-    lost = f"{_count(summary.n_lost_events, 'event')} LOST" if summary.n_lost_events else "no event lost"
-    lost += "" if summary.complete else " up to the last line"
     phases = f"{summary.n_prefill_tokens:,} prefill, {summary.n_decode_tokens:,} decode"
-    state = "complete" if summary.complete else "NOT complete: losses after it are unknown"
     gini_text = f"Gini {_fraction(summary.gini)} on average"
     lines = [
         f"log       {summary.file} (run {summary.run_id}, context {summary.context_id})",
         f"model     {', '.join(filter(None, what))}; capacity {summary.capacity or 'unknown'}, {policy}",
         f"tokens    {summary.n_tokens:,} ({phases}) in {_count(summary.n_requests, 'request')}, {batches}",
-        f"events    {summary.n_events:,} of {_count(len(summary.layers), 'layer')}, {lost}, {state}",
+        f"events    {summary.n_events:,} of {_count(len(summary.layers), 'layer')}, {_state(summary)}",
         f"locality  {_percent(summary.overlap)} of a token's experts were used by the token before; {gini_text}",
         *([] if summary.n_top1_events is None else [f"top1      recorded on {_count(summary.n_top1_events, 'event')}"]),
         *([] if summary.timings else ["timings   none: the run's graphs were cut to record top1_token"]),
         *([] if summary.cache is None else cache_use.as_lines(summary.cache)),
+        *([] if summary.regime is None else [f"regime    {summary.regime}"]),
         *(f"note      {note}" for note in summary.notes),
     ]
     return "\n".join([*lines, "", *_table(summary)])
@@ -215,6 +222,15 @@ def _table(summary: Summary) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _state(summary: Summary) -> str:
+    """Whether the log is all of its run: events can be missing in the middle, and at the end."""
+    lost = _count(summary.n_lost_events, "event")
+    if summary.complete:
+        return f"closed properly, {lost} LOST" if summary.n_lost_events else "no event lost, complete"
+    lost = f"{lost} LOST" if summary.n_lost_events else "no event lost"
+    return f"{lost} up to the last line, NOT complete: losses after it are unknown"
 
 
 def _count(n: int, one: str, many: str | None = None) -> str:

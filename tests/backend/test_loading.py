@@ -162,7 +162,7 @@ def test_every_fallback_is_an_error_when_the_cache_is_required(build: Build, tmp
 
 @pytest.mark.parametrize("program", ["llama-perplexity", "llama-cli", "llama-bench"])
 def test_programs_that_do_not_care_or_tell(build: Build, tmp_path: Path, program: str) -> None:
-    """They ignore a decode that failed, or keep the log quiet: the line is on stderr, and the status is 1 if required."""
+    """They ignore that a decode failed, or keep the log quiet: the line is on stderr, the status is 1 if required."""
     text = tmp_path / "text"
     text.write_text("SQLite is a library that implements a small and fast database. " * 40)
     options = {

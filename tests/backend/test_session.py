@@ -318,7 +318,7 @@ def bad_states(folder: Path, good: str) -> dict[str, tuple[Path, str]]:
         "per-layer": (changed["per-layer"], "slots for each layer"),
         "layers": (
             changed["layers"],
-            "of another model, or of other layers on the device: it has layer 1 (exps), 128 experts of 13824 bytes where",
+            "or of other layers on the device: it has layer 1 (exps), 128 experts of 13824 bytes where",
         ),
         "experts": (changed["experts"], "64 experts of 13824 bytes where this cache has layer 0 (exps), 128 experts"),
         "version": (changed["version"], "another version than 1"),
@@ -401,7 +401,7 @@ for llm in (first, second):
 def test_a_state_of_the_first_context_is_not_required_of_the_second(
     build: Build, tmp_path: Path, good_state: str
 ) -> None:
-    """A draft model beside its target: FILE is the target's, there is no FILE.1, so the draft starts cold and says so."""
+    """A draft model beside its target: FILE is the target's, there is no FILE.1: the draft starts cold and says so."""
     state = tmp_path / "state.json"
     state.write_text(good_state)
     done = subprocess.run(

@@ -103,9 +103,10 @@ TEST(a_state_belongs_to_one_cache) {
     saved_session many = example();
     many.slots.assign(1000, 7);
     geometry.columns[0].expert_bytes = 100;
-    CHECK_EQ(saved_session_misfit(many, geometry, true, "lru:admit-after=2", ""),
-             "the session state is of a cache with [7,7,7,7,7,7,7,7,... 1000 numbers] slots, this one has [2,1]; a state "
-             "holds for one capacity");
+    CHECK_EQ(
+        saved_session_misfit(many, geometry, true, "lru:admit-after=2", ""),
+        "the session state is of a cache with [7,7,7,7,7,7,7,7,... 1000 numbers] slots, this one has [2,1]; a state "
+        "holds for one capacity");
     geometry = cache_geometry::make({ { 0, "exps", 4, 100 } }, true);
     CHECK_EQ(
         saved_session_misfit(saved, geometry, true, "lru:admit-after=2", ""),

@@ -13,6 +13,8 @@ import pytest
 from ggml_moecache.errors import ConfigError
 from pyanalysis import run
 from pyanalysis.simulation import Session, SessionState, simulate
+from pyanalysis.simulation.warm import state_after
+from tests.pyanalysis.traces import logs
 
 MOECACHE = Path(sys.executable).with_name("moecache")
 TEXT = ("-p", "SQLite is a library that", "-n", "24", "--temp", "0", "-t", "2", "--no-warmup")
@@ -93,6 +95,7 @@ def test_warm_and_state_in_are_two_beginnings():
     [
         (("--state-in", "none.json"), "cannot read a session state from none.json: No such file or directory"),
         (("--warm", "none"), "none: does not exist"),
+        (("--state-out", "kept.json/"), "'kept.json/' is the name of a folder, and a file is to be written"),
         (("--warm", "LOG", "--capacity", "all"), "--warm needs a capacity between 0 and all"),
         (("--warm", "LOG", "--capacity", "auto"), "Got 'auto' instead."),
         (("--warm", "LOG", "--policy", "lrru"), "there is no policy 'lrru'"),
@@ -104,3 +107,49 @@ def test_what_cannot_work_is_one_line(log, options, message):
     (line,) = done.stderr.splitlines()
     assert line.startswith("moecache: error: ")
     assert message in line
+
+
+# A log has two layers of five experts, of which a lossy one may keep the first alone.
+LOSSY = [
+    *(logs.event(batch_id=i, token_index=i, phase="decode" if i else "prefill") for i in range(3)),
+    *(logs.overflow(2, 1864), logs.end(3, 1864)),
+]
+
+
+@pytest.mark.parametrize("command", ["run --warm", "simulate", "Python"])
+def test_a_trace_that_lost_a_layer_is_no_beginning(tmp_path, command):
+    log = str(logs.write(tmp_path, LOSSY))
+    lost = "the trace lost 1,864 events, and 1 of the model's 2 MoE layers have none left"
+    if command == "Python":
+        with pytest.raises(ConfigError, match=lost):
+            state_after(log, "lru", [2, 2])
+        return
+    words = ("run", "--warm", log) if command == "run --warm" else ("simulate", log, "--state-out", f"{log}.json")
+    done = moecache(*words, *CACHE)
+    assert done.returncode == 2
+    *notes, line = done.stderr.splitlines()
+    assert all(note.startswith("moecache: note: ") for note in notes)
+    assert line.startswith(f"moecache: error: {log}: {lost}, so it gives no state for a cache; record it again with a ")
+    assert "GGML_MOECACHE_LOG_RING_EVENTS" in line
+    assert not Path(f"{log}.json").exists()
+
+
+def test_a_trace_that_lost_events_of_every_layer_is_a_beginning_and_is_said(tmp_path, log):
+    """Its last ubatches are cut away, as a full ring does."""
+    lossy = tmp_path / "lossy"
+    lines = [json.loads(line) for line in (log / "routing.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if line["type"] == "event" and line["batch_id"] < 3]
+    names = {name: kept[0][name] for name in ("run_id", "context_id")}
+    records = [*kept, {**logs.overflow(3, 77), **names}, {**logs.end(len(kept), 77), **names}]
+    logs.write(lossy, records, json.loads((log / "run.json").read_text()))
+    done = moecache("run", *TEXT, *CACHE, "--warm", str(lossy))
+    assert done.returncode == 0, done.stderr
+    assert "routing.jsonl: 77 events (" in done.stderr
+    assert "moecache: inactive" not in done.stderr
+
+
+def test_one_devices_log_has_not_every_layer(tmp_path):
+    """With several devices run.json names the layers of all of them."""
+    contexts = [{"context_id": i, "file": f"routing-{i}.jsonl", "model": None} for i in (0, 1)]
+    trace = logs.write(tmp_path, LOSSY, {**logs.run_json(), "contexts": contexts})
+    assert state_after(trace, "lru", 2).slots == (2,)

@@ -48,6 +48,15 @@ def test_show(trace):
 
 
 @pytest.mark.usefixtures("log")
+def test_the_name_of_a_folder_is_no_file(trace, tmp_path):
+    status, out, err = trace("convert", "log", "out.parquet/")
+    assert (status, out) == (2, "")
+    assert err.startswith("moecache: error: 'out.parquet/' is the name of a folder, and a file is to be written")
+    assert trace("convert", "log", "copy/")[0] == 0  # without suffix it is a folder, with the slash or without
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "log"]
+
+
+@pytest.mark.usefixtures("log")
 def test_show_as_json(trace):
     status, out, _ = trace("show", "log/routing.jsonl", "--json", "--top", "1")
     [summary] = json.loads(out)

@@ -32,8 +32,10 @@ PREDICTORS: dict[str, Callable[[int], Predictor]] = {
 
 
 def chosen(names: Sequence[str] | None) -> list[str]:
-    """`names`, or all. Raises ConfigError for one that does not exist."""
-    for name in names or ():
+    """`names`, or all. Raises ConfigError for one that does not exist or is named twice."""
+    for place, name in enumerate(names or ()):
+        if name in (names or ())[:place]:
+            raise ConfigError(f"the predictor '{name}' is named twice")
         if name not in PREDICTORS:
             raise ConfigError(f"there is no predictor '{name}'; predictors: {', '.join(PREDICTORS)}")
     return list(names or PREDICTORS)

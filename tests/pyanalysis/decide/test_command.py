@@ -52,6 +52,9 @@ def test_adaptive_loses(moecache, files):
     code, out, _ = moecache(*arguments(files, "static.npz"), "--adaptive", "request-lfu")
     assert code == 0
     assert "Recommended: static.\n" in out
+    # One layer of four experts, one a token: over 1 and 2 slots.
+    regime = "static.npz: different experts that a decoded token uses over the slots of all layers, at 25%: 1.00"
+    assert f"## Operating regime\n\n- {regime}, 50%: 0.50\n" in out
     assert out.endswith(f"The runtime's default policy is {_native.default_policy}, another one.\n")
     assert "adaptive loses against static: slower in 2 of 4 cells, faster in none" in out
 
@@ -94,6 +97,10 @@ def test_nothing_pays(moecache, files):
     assert (code, decision["recommended"]) == (0, "no cache")
     assert decision["groups"][0]["verdict"]["outcome"] == "nothing"
     assert decision["groups"][0]["by_trace"]["static.npz"]["policy"] == "no cache"
+    names = ("trace", "step", "capacity_percent", "step_experts_over_slots", "steps_above_slots")
+    regime = [tuple(row[name] for name in names) for row in decision["operating_regime"]]
+    own = [("token", 25.0, 1.0, 0.0), ("token", 50.0, 0.5, 0.0)]
+    assert regime == [(trace, *row) for trace in ("static.npz", "adaptive.npz") for row in own]
 
 
 def test_report(moecache, files):
@@ -136,6 +143,7 @@ def test_does_not_depend_on_threads(moecache, files):
         (("--capacity", "x"), "--capacity must be percentages from 0% to 100% by comma, got 'x'"),
         (("--adaptive", "belady"), "--adaptive takes policies that a runtime can run and that change. Got 'belady'"),
         (("--first-tokens", "1"), "--first-tokens must be a whole number of at least 2, got 1"),
+        (("--adaptive", ""), "there is no policy ''"),
         (("--workers", "0"), "--workers must be a whole number of at least 1, got 0"),
         (("--cost", "zero.json"), "--cost zero: all times are 0, so no time follows from it"),
         (("--cost", "h200,h200"), "--cost must name cost models, each with a name of its own, got 'h200,h200'"),

@@ -177,6 +177,8 @@ def test_ctrl_c_leaves_a_log_that_can_be_read(tmp_path, n_parallel):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--workload", ""), "--workload has an empty item: name workloads by comma. Got '' instead."),
+        (("--workload", "long,"), "--workload has an empty item: name workloads by comma. Got 'long,' instead."),
         (("--parallel", "0"), f"{PARALLEL} Got '0' instead."),
         (("--parallel", "2,2"), f"{PARALLEL} Got '2,2' instead."),
         (("--predict", "0"), "--predict must be a whole number of at least 1. Got 0 instead."),

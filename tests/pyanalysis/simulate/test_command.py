@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyanalysis import cli
+from tests.pyanalysis.traces import logs
 
 IDS = [[0, 1], [0, 2], [0, 2], [1, 2]]
 TRACE = "".join(json.dumps({"tok": token, "layers": [ids]}) + "\n" for token, ids in enumerate(IDS, 1))
@@ -81,6 +82,8 @@ def test_jsonl(simulate):
     expected |= {"copies": 3, "copy_bytes": None, "copies_late": 0, "cpu_fallbacks": 5, "time_per_token_ns": None}
     assert {name: lfu[name] for name in expected} == expected
     assert [(r["hits"], r["admissions"], r["evictions"]) for r in rows[:3]] == [(0, 0, 0), (4, 4, 2), (5, 3, 0)]
+    regime = [(r["step"], r["step_experts_over_slots"], r["steps_above_slots"]) for r in rows[3:]]
+    assert regime == [("token", None, None), ("token", 1.0, 0.0), ("token", pytest.approx(2 / 3), 0.0)]
     assert lfu["layers"] == [{"layer": 0, "family": "exps", "accesses": 8, "hits": 3, "hit_rate": 3 / 8}]
 
 
@@ -91,7 +94,8 @@ def test_table(simulate):
     assert lines[0] == (
         "t.jsonl: 4 tokens (4 decode), 4 events; experts of all layers together, clocked timing, costs of hand"
     )
-    header, row = (re.split(r"\s{2,}", line) for line in lines[2:])
+    assert lines[1] == "different experts that a decoded token uses over the slots of all layers, at 2: 1.00"
+    header, row = (re.split(r"\s{2,}", line) for line in lines[3:])
     cells = dict(zip(header, row, strict=True))
     assert cells == {
         "policy": "cumulative-lfu",
@@ -197,6 +201,15 @@ BAD = {
     "no_policy": (["t.jsonl", "--capacity", "1"], "moecache simulate needs --policy"),
     "no_capacity": (["t.jsonl", "--policy", "lru"], "moecache simulate needs --capacity"),
     "no_trace": (["--policy", "lru", "--capacity", "1"], "moecache simulate needs a TRACE"),
+    "no_policy_as_run": (["t.jsonl", "--mode", "as-run"],
+                         "t.jsonl: does not tell the policy and capacity of a cache; say --policy and --capacity"),
+    "empty_as_run": (["t.jsonl", "--mode", "as-run", "--policy", ""], "moecache simulate needs --policy"),
+    "out_is_a_folder": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--out", "x.jsonl/"],
+                        "'x.jsonl/' is the name of a folder, and a file is to be written"),
+    "events_is_a_folder": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--events", "x.jsonl/"],
+                           "'x.jsonl/' is the name of a folder"),
+    "state_is_a_folder": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--state-out", "x.json/"],
+                          "'x.json/' is the name of a folder"),
     "policy_empty": (["t.jsonl", "--policy", ",", "--capacity", "1"], "policies has an empty item"),
     "policy_twice": (["t.jsonl", "--policy", "lru, lru:admit-after=1", "--capacity", "1"],
                      "policies has 'lru' and 'lru:admit-after=1', which are the same policy"),
@@ -230,6 +243,11 @@ BAD = {
                          "--report 'cost.json' exists and is no report"),
     "batch_size": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--batch-size", "0"], "--batch-size must be a"),
     "target": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--targets", "120%"], "--targets must be hit rates"),
+    "targets_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--targets", ""],
+                      "--targets must be hit rates"),
+    "cost_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--cost", ""], "a cost model has no name"),
+    "scheduler_empty": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--scheduler", ""],
+                        "--scheduler needs the address of a Dask scheduler"),
     "missing_trace": (["none.jsonl", "--policy", "lru", "--capacity", "1"], "none.jsonl: does not exist"),
     "bad_trace": (["bad.jsonl", "--policy", "lru", "--capacity", "1"], "bad.jsonl:2: expert id 1 is repeated"),
 }  # fmt: skip
@@ -355,11 +373,15 @@ def test_list_policies(simulate):
 def test_help_has_examples_that_work(simulate):
     status, out, _ = simulate("--help")
     assert status == 0
-    ids = [[[token % 5, 5 + token % 3], [0, token % 7 + 1]] for token in range(40)]
-    with Path("log").open("wb") as file:
-        np.savez(file, ids=np.array(ids), n_experts=256)
+    events = [
+        logs.event(batch_id=t, token_index=t, layer_id=layer, expert_ids=ids, phase="decode" if t else "prefill")
+        for t in range(40)
+        for layer, ids in enumerate([[t % 5, 5 + t % 3], [0, t % 7 + 1]])
+    ]
+    run = {**logs.run_json(n_experts=256), "policy": "lru", "capacity": "25%", "policy_parameters": {"per_layer": True}}
+    logs.write(Path("log"), [*events, logs.end(len(events))], run)
     examples = re.findall(r"^  moecache simulate (.*)$", out.decode(), re.MULTILINE)
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         status, _, err = simulate(*shlex.split(example.split("|")[0]))
         assert status == 0, err

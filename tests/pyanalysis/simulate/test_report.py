@@ -84,6 +84,23 @@ def test_page_needs_nothing_beside_it(tmp_path, results):
         assert name in page
 
 
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("event-atomic", "replayed event by event."),
+        ("as-run", "replayed in the ubatches of the run, as the runtime takes them."),
+        ("per-access", "replayed access by access, a comparison only."),
+    ],
+)
+def test_the_page_says_how_it_was_replayed_and_the_regime(tmp_path, results, mode, words):
+    """Two experts a token, over two slots and over three."""
+    write_report(tmp_path / "r", [replace(result, mode=mode) for result in results])
+    page = (tmp_path / "r" / "index.html").read_text()
+    assert words in page
+    line = "different experts that a decoded token uses over the slots of a layer, at 2: 1.00, all: 0.67"
+    assert f"Operating regime: {line}." in page
+
+
 def test_same_results_give_the_same_page(tmp_path, results):
     pages = [write_report(tmp_path / name, results).read_bytes() for name in ("a", "b")]
     assert pages[0] == pages[1]

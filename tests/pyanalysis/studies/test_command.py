@@ -53,12 +53,15 @@ def test_a_study_prints_and_writes_its_report(name, short, tmp_path):
     done = study(name, short, "--report", report)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"# moecache study {name}")
-    assert ("## Operating regime" in done.stdout) == ("capacity" in registry.find(name).takes and name != "regime")
+    hit_rates = name not in ("transitions", "prediction", "regime")  # the last one has it as its own table
+    assert ("## Operating regime" in done.stdout) == hit_rates
     page = (report / "index.html").read_text()
     assert page.count("<table>") >= 1
     assert page.count("<svg") >= 1
     facts = json.loads((report / "study.json").read_text())
     assert facts["study"] == name
+    percents = {row["capacity_percent"] for row in facts["operating_regime"]}
+    assert percents == ({25.0} if name == "frequency" else {5.0, 10.0, 15.0, 25.0, 45.0} if hit_rates else set())
     assert facts["command"] == f"moecache study {name} short.parquet --report report"
     assert facts["seconds"] > 0
     assert facts["peak_memory_mib"] > 10
@@ -116,6 +119,18 @@ def test_the_list_has_every_study():
         (["prediction", TRACE, "--predictors", "oracle"], "there is no predictor 'oracle'"),
         (["strategies", TRACE, "--strategies", "oracle"], "there is no strategy 'oracle'"),
         (["regime", TRACE, "--capacity", "0"], "--capacity must be percentages above 0 up to 100"),
+        # "nowhere" is not reached: options are checked before a trace is read.
+        (["strategies", "nowhere", "--strategies", "oracle"], "there is no strategy 'oracle'"),
+        (["strategies", "nowhere", "--strategies", "promoe,promoe"], "the strategy 'promoe' is named twice"),
+        (["prediction", "nowhere", "--predictors", "oracle"], "there is no predictor 'oracle'"),
+        (["prediction", "nowhere", "--predictors", "combined,combined"], "the predictor 'combined' is named twice"),
+        (["strategies", "nowhere", "--cost", "h100"], "'h100' is no cost model"),
+        (["strategies", "nowhere", "--capacity", "10,x"], "--capacity must be percentages above 0 up to 100"),
+        (["strategies", "nowhere", "--strategies", ""], "--strategies has an empty item"),
+        (["strategies", "nowhere", "--strategies", "promoe,"], "--strategies has an empty item"),
+        (["prediction", "nowhere", "--predictors", ""], "--predictors has an empty item"),
+        (["strategies", "nowhere", "--cost", ""], "--cost has an empty item"),
+        (["strategies", "nowhere", "--capacity", ""], "--capacity has an empty item"),
         (["regime", TRACE, "--tokens", "1"], "--tokens must be a whole number of at least 2"),
         (["frequency", TRACE, "--tokens", "500"], "no token was decoded"),
         (["token-signal", TRACE, "--tokens", "1000"], "--top1-every"),
@@ -127,6 +142,7 @@ def test_what_cannot_work_is_one_message(arguments, message):
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     assert len(errors) == 1
     assert message in errors[0]
+    assert "nowhere" not in errors[0]
     assert "Traceback" not in done.stderr
 
 

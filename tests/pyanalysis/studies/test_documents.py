@@ -49,3 +49,18 @@ def test_the_table_of_literature():
     assert set(",".join(named).split(",")) <= known
     studies = {one.name for one in registry.STUDIES}
     assert set(re.findall(r"`study ([a-z-]+)", LITERATURE)) <= studies
+
+
+def test_the_share_of_predicting_that_decisions_names_is_the_tables():
+    """Of eight steps of the reservoir (seqmoe), h200-calibrated, by held-out part."""
+    table = (ROOT / "traces" / "strategies" / "README.md").read_text()
+    rows = re.findall(r"^\| (\S+), held-out (\w+)[^|]* \| h200-calibrated \| seqmoe \|(.*)\|$", table, re.MULTILINE)
+    share = {(trace.split("-", 1)[0], "256" in trace, part): float(cells.split("|")[3]) for trace, part, cells in rows}
+    known = {key: value for key, value in share.items() if not key[1] and key[0] != "kimi"}
+    text = " ".join((ROOT / "DECISIONS.md").read_text().split())
+    assert f"take {min(known.values()):.0f} to {max(known.values()):.0f} % of a token" in text
+    large = share["tiny", True, "requests"], share["tiny", True, "tokens"]
+    assert (
+        "with 256 experts in a layer {:.0f} % on held-out requests and {:.0f} on held-out tokens".format(*large) in text
+    )
+    assert f"Kimi-Linear's 26 layers of them {share['kimi', False, 'tokens']:.0f} %" in text

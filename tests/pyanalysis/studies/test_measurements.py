@@ -19,6 +19,7 @@ from pyanalysis.studies import (
     token_signal,
     transitions,
 )
+from pyanalysis.studies.findings import Findings
 from pyanalysis.studies.replays import decode_hits
 from pyanalysis.studies.routing import Routing
 from pyanalysis.studies.splits import all_splits, splits_of, workload_splits
@@ -197,6 +198,30 @@ def test_what_the_token_adds():
     assert held_out["token adds"] == pytest.approx(2, abs=0.3)  # 32 tokens by 4 experts have to be learnt from 2,000
 
 
+def token_trace(n_tokens):
+    """Two layers; the token behind the first gives the second one's expert."""
+    ids = np.random.default_rng(1).integers(0, 4, (n_tokens, 2, 1))
+    trace = small_trace(ids, 4, request=np.arange(n_tokens) * 4 // n_tokens)
+    layer = trace.layer
+    top1 = np.where(layer == 0, np.repeat(ids[:, 1, 0], 2)[np.argsort(np.argsort(trace.token * 2 + layer))], -1)
+    return replace(trace, top1=top1.astype(np.int32))
+
+
+@pytest.mark.parametrize(("n_tokens", "marks"), [(400, ("small", "small")), (1200, ("", "small")), (2000, ("", ""))])
+def test_small_samples_are_marked(n_tokens, marks):
+    """Half of the tokens are fitted on, half are judged by: 200, 600 and 1,000 of a layer."""
+    findings = token_signal.run(request_of(token_trace(n_tokens)))
+    information, held_out = table(findings, "information")[0], table(findings, "log_loss")[0]
+    assert (information["samples"], information["sample"]) == (n_tokens, marks[0])
+    assert (held_out["fitted, a layer"], held_out["samples"]) == (n_tokens // 2, n_tokens // 2)
+    assert held_out["sample"] == marks[1]
+    text = findings.as_markdown()
+    assert (f"1 of 1 layers have a small sample, the smallest {n_tokens:,} tokens." in text) == bool(marks[0])
+    assert (f"has {n_tokens // 2:,} samples to fit on and {n_tokens // 2:,} to judge by." in text) == bool(marks[1])
+    # 0.98 / sqrt(1000) = 0.0310
+    assert ("a share of it is known to 3.1 points at best" in text) == ("small" in marks)
+
+
 def test_a_trace_without_tokens_is_refused():
     with pytest.raises(ConfigError, match="--top1-every"):
         token_signal.run(request_of(small_trace(random_ids(4), 6)))
@@ -243,20 +268,35 @@ def test_unions_of_a_step():
     # two requests decode together: ubatch 0 asks for {0, 1, 2} and {3, 4, 5, 0}, ubatch 1 for {0, 1} twice
     ids = np.array([[[0, 1], [3, 4]], [[1, 2], [5, 0]], [[0, 1], [0, 1]]])
     trace = small_trace(ids, 6, request=[0, 1, 0], batch=[0, 0, 1])
-    by_layer, total, known = regime.union_sizes(trace)
-    assert known
-    assert by_layer.tolist() == [[3, 4], [2, 2]]
-    assert total.tolist() == [7, 4]
     row = table(regime.run(request_of(trace, percents=(50.0,))), "regime")[0]
     assert row["slots of all layers"] == 6
     assert row["union over slots, a layer"] == pytest.approx((3 + 4 + 2 + 2) / 4 / 3)
     assert row["steps above 1"] == 0.25
     assert row["above 1"] == 0.5
     # 7 / 6 and 4 / 6 of all slots; of a layer's 3: 1, 4/3, 2/3, 2/3
-    [line] = regime.notes(request_of(trace, percents=(50.0,)))
-    assert line.endswith("a ubatch uses over the slots of all layers, at 50 %: 0.92 (above 1 in 50.0%)")
-    [line] = regime.notes(request_of(trace, percents=(50.0, 100.0), per_layer=True))
-    assert line.endswith("over the slots of a layer, at 50 %: 0.92 (above 1 in 25.0%), 100 %: 0.46")
+    findings = Findings("made")
+    records = regime.add(findings, request_of(trace), (50.0,), per_layer=False)
+    assert (
+        findings.blocks[-1]
+        .texts[0]
+        .endswith("a ubatch uses over the slots of all layers, at 50 %: 0.92 (above 1 in 50.0%)")
+    )
+    assert records == [
+        {
+            "trace": "made",
+            "step": "ubatch",
+            "budget": "all layers",
+            "capacity_percent": 50.0,
+            "step_experts_over_slots": pytest.approx(11 / 12),
+            "steps_above_slots": 0.5,
+        }
+    ]
+    regime.add(findings, request_of(trace), (50.0, 100.0), per_layer=True)
+    assert (
+        findings.blocks[-1]
+        .texts[0]
+        .endswith("over the slots of a layer, at 50 %: 0.92 (above 1 in 25.0%), 100 %: 0.46")
+    )
 
 
 @pytest.mark.parametrize("order", ["within requests", "whole trace"])

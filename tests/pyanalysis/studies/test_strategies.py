@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
-from pyanalysis import costs
+from pyanalysis import costs, threads
 from pyanalysis.simulation import simulate
 from pyanalysis.studies import registry, strategies
 from pyanalysis.studies.splits import splits_of
@@ -310,7 +310,7 @@ def least_of(name, trace, cost):
     bench = strategies._bench("made", trace, request)
     split = splits_of(bench.routing)[0]
     earlier, later = halves(split)
-    with strategies.ThreadPoolExecutor(1) as pool:
+    with threads.pool(1) as pool:
         judged = part_of(bench.event_of, later)
         context = bench.context(split, earlier, request)
         return strategies._least(parse(name), context, bench, judged, request=request, pool=pool)[cost.name, 25.0]

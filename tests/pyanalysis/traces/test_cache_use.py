@@ -77,7 +77,18 @@ def test_shown(tmp_path, capsys, monkeypatch):
     assert "cache     hit rate 50.0% (24 of 48 rows); 4 events in larger ubatches passed it by" in text
     assert "copies    12 experts, 8.0 MiB; 8 evicted; ready at the next token for 75.0% of the events that tell" in text
     assert "over time 25.0%  50.0%  50.0%  100.0%  0.0%" in text
+    assert "regime" not in text  # the run.json names no policy
     shown = json.loads(show(monkeypatch, capsys, "--json", path))[0]["cache"]
     assert shown["hit_rate"] == 0.5
     assert shown["over_time"][1] == {"first_batch": 3, "last_batch": 4, "rows": 8, "hits": 4, "hit_rate": 0.5}
     assert shown["by_layer"][0] == {"layer": 0, "family": "exps", "rows": 24, "hits": 12}
+
+
+def test_the_regime_stands_beside_the_hit_rate(tmp_path, capsys, monkeypatch):
+    """Two experts of a layer a ubatch, over the two layers' six slots."""
+    run = {**logs.run_json(), "policy": "lru", "capacity": "6", "policy_parameters": {"n_slots": 6, "per_layer": False}}
+    path = str(logs.write(tmp_path, cached_log(), run))
+    text = show(monkeypatch, capsys, path)
+    assert "\nregime    different experts that a ubatch uses over the slots of all layers, at 6: 0.67\n" in text
+    shown = json.loads(show(monkeypatch, capsys, "--json", path))[0]["regime"]
+    assert (shown["step_experts_over_slots"], shown["steps_above_slots"]) == (pytest.approx(4 / 6), 0.0)

@@ -120,6 +120,12 @@ def test_text_shows_losses_and_families(tmp_path):
     assert lines[10].split()[:3] == ["0", "chexps", "1"]
 
 
+def test_a_log_that_lost_events_is_not_called_complete(tmp_path):
+    records = [event(), overflow(2, 1864), end(1, 1864)]
+    found = summary.summarize(traces.read_trace(logs.write(tmp_path, records)))
+    assert summary.as_text(found).splitlines()[3] == "events    1 of 1 layer, closed properly, 1,864 events LOST"
+
+
 def test_log_without_events(tmp_path):
     found = summary.summarize(traces.read_trace(logs.write(tmp_path, [end(0)])))
     assert (found.n_tokens, found.gini, found.overlap, found.layers) == (0, None, None, [])
