@@ -133,12 +133,14 @@ class ExpertCache:
 
         policy, per_layer = self._settings.policy, self._settings.per_layer
         capacity: str | list[int] = self._settings.capacity
+        columns = None
         if self.stats()["policy"]:  # the cache is there: take what it got
             exported = self.export_state()
             policy, per_layer, capacity = exported["policy"], exported["per_layer"], exported["slots"]
+            columns = [(one["layer_id"], one["family"], one["n_experts"]) for one in exported["columns"]]
         elif capacity == "auto":
             raise ConfigError("A cache of capacity auto knows its slots once something was computed; call warm() then.")
-        self.import_state(state_after(trace, policy, capacity, per_layer=per_layer))
+        self.import_state(state_after(trace, policy, capacity, per_layer=per_layer, of_cache=columns))
 
     def _call(self, function: str, *arguments: Any) -> None:  # noqa: ANN401 - what ctypes takes
         message: bytes | None = getattr(_plugin.c_api(), f"moecache_session_{function}")(self._context_id, *arguments)

@@ -75,6 +75,10 @@ def _state_variables(state_in: object, state_out: object) -> dict[str, str]:
             continue
         if not isinstance(given, (str, os.PathLike)) or os.fspath(given) == "":
             raise ConfigError(f"The {name!r} parameter of load_model must name a file. Got {given!r} instead.")
+        if os.fspath(given).endswith("/"):
+            raise ConfigError(
+                f"The {name!r} parameter of load_model must name a file, no folder. Got {given!r} instead."
+            )
         values[f"GGML_MOECACHE_{name.upper()}"] = str(Path(given).absolute())
     if state_in is not None:
         try:

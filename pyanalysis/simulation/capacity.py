@@ -67,7 +67,7 @@ def slots_of(stream: EventStream, capacity: int | str | Sequence[int], *, per_la
         raise ConfigError(f"{_RULE}. Got {capacity!r} instead.")
     text = str(capacity)
     if text.endswith("%") and not _native.is_capacity(text) and text[:-1].replace(".", "", 1).isdigit():
-        raise ConfigError(f"capacity must be a share in (0%, 100%]. Got '{text}' instead.")
+        raise ConfigError(f"capacity must be a share of at most 100%. Got '{text}' instead.")
     if isinstance(capacity, bool) or text == "auto" or not _native.is_capacity(text):
         raise ConfigError(f"{_RULE}. Got {capacity!r} instead.")
     if text.endswith("%") and not stream.experts_known:

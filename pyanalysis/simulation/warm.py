@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ggml_moecache import _native
 from ggml_moecache.errors import ConfigError
+from pyanalysis.simulation.arguments import cost_of, stream_of
 from pyanalysis.simulation.session import Session
 from pyanalysis.simulation.stream import EventStream
 from pyanalysis.traces import read_trace
@@ -46,20 +48,37 @@ def state_after(
     batch_size: int = 512,
     seed: int = 0,
     cost: CostLike | None = None,
+    of_cache: Sequence[tuple[int, str, int]] | None = None,
 ) -> SessionState:
     """Replay a whole trace and return the state; arguments and errors are those of simulate().
 
-    `cost` only gives the bytes of an expert where the trace does not tell them: decisions do not depend on time.
-    Raises ConfigError for a trace that has lost all events of a layer: no cache of its model has such a state.
+    cost       only gives the bytes of an expert where the trace does not tell them: decisions do not depend on time
+    of_cache   (layer, family, experts) of each column of the cache that is to have the state, if there is one
+
+    Raises ConfigError for a trace that has lost all events of a layer, or of another model than the cache's: no cache
+    has such a state.
     """
     if isinstance(trace, (str, os.PathLike)):
         trace = read_trace(os.fspath(trace))
     _check_whole(trace.source if isinstance(trace, EventStream) else trace)
-    session = Session(
-        trace, policy, capacity, cost, per_layer=per_layer, timing="ideal", batch_size=batch_size, seed=seed
-    )
+    stream = stream_of(trace, cost_of(cost), "event-atomic", batch_size)
+    if of_cache is not None:
+        _check_same(stream, of_cache)
+    session = Session(stream, policy, capacity, cost, per_layer=per_layer, timing="ideal", seed=seed)
     session.run()
     return session.export_state()
+
+
+def _check_same(stream: EventStream, of_cache: Sequence[tuple[int, str, int]]) -> None:
+    own = [(layer, family, n_experts) for layer, family, n_experts, _ in stream.columns]
+    for one, other in zip_longest(own, of_cache):
+        if one != other:
+            has = "no further layer" if one is None else "layer {} ({}), {} experts".format(*one)
+            cache = "no further layer" if other is None else "layer {} ({}), {} experts".format(*other)
+            raise ConfigError(
+                f"{stream.trace}: is of another model, or of other layers on the device: it has {has} where this cache "
+                f"has {cache}"
+            )
 
 
 def _check_whole(trace: Trace) -> None:

@@ -12,6 +12,7 @@ import ggml_moecache
 from ggml_moecache import ExpertCache, _plugin, errors
 from pyanalysis.simulation import Session, SessionState, simulate
 from pyanalysis.traces.errors import TraceError
+from tests.pyanalysis.simulation.small import small_trace
 
 TOKENS = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
 ROWS = 8 * 8  # of a token: top-8 in 8 layers
@@ -129,6 +130,13 @@ def test_warm_refuses_what_it_cannot_replay(llm, log, tmp_path):
     with pytest.raises(errors.ConfigError, match="knows its slots once something was computed"):
         auto.expert_cache.warm(log)
     auto.close()
+    other = small_trace([[[0]], [[1]]], 4, expert_bytes=[100])
+    evaluate(llm, TOKENS[:1])  # the cache is there, and its layers are known
+    what = (
+        r"another model, or of other layers.*has layer 0 \(exps\), 4 experts where this cache has layer 0 \(exps\), 128"
+    )
+    with pytest.raises(errors.ConfigError, match=what):
+        llm.expert_cache.warm(other)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +222,7 @@ def test_state_files_of_load_model(tmp_path, log):
     ("arguments", "message"),
     [
         ({"state_in": ""}, "'state_in' parameter of load_model must name a file"),
+        ({"state_out": "state.json/"}, "'state_out' parameter of load_model must name a file, no folder"),
         ({"state_out": 3}, "'state_out' parameter of load_model must name a file"),
         ({"state_in": "none.json"}, "'state_in' parameter of load_model cannot be used: cannot read a session state"),
     ],

@@ -50,6 +50,8 @@ COST = cost.CostModel(
         ("31.25%", True, (3, 3)),  # 2.5 rounds up
         ("31%", True, (2, 2)),  # 2.48
         ("100%", False, (16,)),
+        ("0%", True, (0, 0)),  # none, as 0 is
+        ("0MiB", False, (0,)),
         ("1KiB", False, (10,)),  # 1,024 bytes
         ("1KiB", True, (5, 5)),  # 512 for each
         ("0.5KiB", False, (5,)),
@@ -82,8 +84,7 @@ def test_experts_of_two_sizes_share_a_global_budget_in_proportion():
         (17, False, "at most the 16 experts of all layers. Got 17"),
         (-1, True, "must be a number of experts.*Got -1"),
         (True, True, "must be a number of experts.*Got True"),
-        ("0%", True, r"share in \(0%, 100%\]. Got '0%'"),
-        ("101%", True, r"share in \(0%, 100%\]. Got '101%'"),
+        ("101%", True, r"share of at most 100%. Got '101%'"),
         ("5 %", True, "Got '5 %' instead"),
         ("2GB", True, "Got '2GB' instead"),
         ("", True, "Got '' instead"),
