@@ -18,4 +18,15 @@ def file_to_write(text: str) -> Path:
             f"'{text}' is the name of a folder, and a file is to be written; leave the '{os.sep}' at its end away, or "
             "name a file in it"
         )
+    return _named(text)
+
+
+def folder_to_write(text: str) -> Path:
+    """The path of a folder, likewise. Raises MoeCacheError for an empty name, which pathlib takes for '.'."""
+    return _named(text)
+
+
+def _named(text: str) -> Path:
+    if not text:
+        raise MoeCacheError("an empty name is given where a file or folder is to be written; name one")
     return Path(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError
-from pyanalysis.output_path import file_to_write
+from pyanalysis.output_path import file_to_write, folder_to_write
 
 if TYPE_CHECKING:
     from pyanalysis.cost import CostModel
@@ -99,7 +99,9 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
         type=file_to_write,
         help="hits, admissions, evictions of every event; .jsonl or .parquet",
     )
-    output.add_argument("--report", metavar="DIR", type=Path, help="an HTML page with plots, and its tables as CSV")
+    output.add_argument(
+        "--report", metavar="DIR", type=folder_to_write, help="an HTML page with plots, and its tables as CSV"
+    )
     output.add_argument(
         "--targets",
         metavar="LIST",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError, MissingDependencyError
+from pyanalysis.output_path import folder_to_write
 from pyanalysis.printing import write
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     parser.add_argument("--workers", metavar="N", type=int, help="threads (default: every CPU)")
     parser.add_argument("--json", action="store_true", help="print the verdicts and all they rest on as JSON")
     parser.add_argument(
-        "--report", metavar="DIR", type=Path, help="README.md, index.html with plots, decision.json, points.parquet"
+        "--report",
+        metavar="DIR",
+        type=folder_to_write,
+        help="README.md, index.html with plots, decision.json, points.parquet",
     )
     parser.add_argument("--force", action="store_true", help="replace the report if it exists")
 

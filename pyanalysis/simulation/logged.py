@@ -53,9 +53,11 @@ class LoggedRegime:
     cache: LoggedCache
     step: str
     regime: Regime
+    lossy: bool  # events were lost: a step counts with those that are there
 
     def __str__(self) -> str:
-        return line(self.step, [(self.cache.capacity, self.regime)], per_layer=self.cache.per_layer)
+        shown = line(self.step, [(self.cache.capacity, self.regime)], per_layer=self.cache.per_layer)
+        return f"{shown} (of what the log still has: events were lost)" if self.lossy else shown
 
     def as_json(self) -> dict[str, Any]:
         """Names as in a row of `moecache simulate --json`."""
@@ -65,13 +67,14 @@ class LoggedRegime:
             "step": self.step,
             "step_experts_over_slots": self.regime.mean,
             "steps_above_slots": self.regime.above,
+            "lossy": self.lossy,
         }
 
 
 def regime_of(trace: Trace) -> LoggedRegime | None:
-    """None: the log does not tell its cache (cache_of) or its experts, has lost events, or no token was decoded."""
+    """None: the log does not tell its cache (cache_of) or its experts, or no token was decoded."""
     cache = cache_of(trace)
-    if cache is None or trace.n_lost:
+    if cache is None:
         return None
     stream = EventStream.of(trace)
     try:
@@ -79,4 +82,4 @@ def regime_of(trace: Trace) -> LoggedRegime | None:
     except ConfigError:
         return None
     regime = stream.steps.over(slots, per_layer=cache.per_layer)
-    return None if regime is None else LoggedRegime(cache, stream.steps.unit, regime)
+    return None if regime is None else LoggedRegime(cache, stream.steps.unit, regime, trace.n_lost > 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggml_moecache.errors import ConfigError, MissingDependencyError
+from pyanalysis.output_path import folder_to_write
 from pyanalysis.studies import registry
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def add_parser(commands: Any) -> None:  # noqa: ANN401 - argparse has no public 
     parser.add_argument("--predictors", metavar="LIST", help="only these predictors, by comma")
     parser.add_argument("--strategies", metavar="LIST", help="only these strategies, by comma")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
-    parser.add_argument("--report", metavar="DIR", type=Path, help="write the report to this folder")
+    parser.add_argument("--report", metavar="DIR", type=folder_to_write, help="write the report to this folder")
     parser.add_argument("--force", action="store_true", help="replace the report if it exists")
 
 

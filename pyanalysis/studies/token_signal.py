@@ -56,7 +56,7 @@ def run(request: Request) -> Findings:
     for split in splits:
         fitted, tested = least_samples(split)
         rows.append([split.name, fitted, *losses(split), _mark(min(fitted, tested))])
-        if min(fitted, tested) < SMALL:
+        if 0 < min(fitted, tested) < SMALL:
             small.append(f"{split.name}: a layer has {fitted:,} samples to fit on and {tested:,} to judge by. {_WHY}")
     findings.notes(small)
     header = ["held out", "fitted, a layer", "samples", "popularity", "token", "expert", "expert and token"]
@@ -65,7 +65,7 @@ def run(request: Request) -> Findings:
 
 
 def _mark(n: int) -> str:
-    return "small" if n < SMALL else ""
+    return "none" if n == 0 else "small" if n < SMALL else ""
 
 
 def least_samples(split: Split) -> tuple[int, int]:

@@ -210,6 +210,8 @@ BAD = {
                            "'x.jsonl/' is the name of a folder"),
     "state_is_a_folder": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--state-out", "x.json/"],
                           "'x.json/' is the name of a folder"),
+    "report_has_no_name": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--report", ""], "an empty name is given"),
+    "out_has_no_name": (["t.jsonl", "--policy", "lru", "--capacity", "1", "--out", ""], "an empty name is given"),
     "policy_empty": (["t.jsonl", "--policy", ",", "--capacity", "1"], "policies has an empty item"),
     "policy_twice": (["t.jsonl", "--policy", "lru, lru:admit-after=1", "--capacity", "1"],
                      "policies has 'lru' and 'lru:admit-after=1', which are the same policy"),

@@ -104,17 +104,26 @@ def test_the_regime_of_the_run(tmp_path):
         "step": "ubatch",
         "step_experts_over_slots": pytest.approx(2 / 3),
         "steps_above_slots": 0.0,
+        "lossy": False,
     }
+
+
+def test_the_regime_of_a_log_that_lost_events_says_so(tmp_path):
+    """The events that are there are the same."""
+    records = [*logs.base_events(), logs.overflow(3, 5), logs.end(10, 5)]
+    found = regime_of(read_trace(written(tmp_path, records=records)))
+    whole = "different experts that a ubatch uses over the slots of a layer, at 50%: 0.67"
+    assert str(found) == f"{whole} (of what the log still has: events were lost)"
+    assert found.as_json()["lossy"] is True
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"policy": None},
-        {"records": [*logs.base_events(), logs.overflow(3, 5), logs.end(10, 5)]},
         {"model": {**logs.run_json()["model"], "n_experts": None}},
     ],
-    ids=["no cache", "lost events", "experts unknown"],
+    ids=["no cache", "experts unknown"],
 )
 def test_no_regime_where_the_log_does_not_tell(tmp_path, changes):
     assert regime_of(read_trace(written(tmp_path, **changes))) is None

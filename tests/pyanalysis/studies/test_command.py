@@ -126,6 +126,7 @@ def test_the_list_has_every_study():
         (["prediction", "nowhere", "--predictors", "combined,combined"], "the predictor 'combined' is named twice"),
         (["strategies", "nowhere", "--cost", "h100"], "'h100' is no cost model"),
         (["strategies", "nowhere", "--capacity", "10,x"], "--capacity must be percentages above 0 up to 100"),
+        (["regime", "nowhere", "--report", ""], "an empty name is given"),
         (["strategies", "nowhere", "--strategies", ""], "--strategies has an empty item"),
         (["strategies", "nowhere", "--strategies", "promoe,"], "--strategies has an empty item"),
         (["prediction", "nowhere", "--predictors", ""], "--predictors has an empty item"),
