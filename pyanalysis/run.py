@@ -202,7 +202,7 @@ def warm_up(request: RunRequest, folder: Path) -> None:
         raise ConfigError(f"--warm is one trace, {request.warm} holds {len(logs)}; name one of its files")
     per_layer = request.per_layer or os.environ.get("GGML_MOECACHE_PER_LAYER") == "1"
     policy = in_force("GGML_MOECACHE_POLICY", request.policy)
-    request.state_in = folder / "warm.json"
+    request.state_in = folder / f"state-after-{logs[0].name}.json"  # the plugin's messages name it
     trace = read_trace(logs[0])
     for note in trace.notes:
         print(f"moecache: note: {logs[0]}: {note}", file=sys.stderr)

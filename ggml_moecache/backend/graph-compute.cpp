@@ -239,6 +239,16 @@ static void announce_without_blocks(backend_context * context, const ggml_cgraph
     facts.state         = context_state::inactive;
     facts.why           = placement.n_elsewhere > 0 ? reason::experts_elsewhere : reason::no_expert_tensors;
     announce(context, facts);
+    // No fallback: a dense draft model, say, beside the model that they are meant for.
+    const config & settings = context->settings;
+    for (const auto & [variable, value] : { std::pair("GGML_MOECACHE_STATE_IN", &settings.state_in),
+                                            std::pair("GGML_MOECACHE_STATE_OUT", &settings.state_out),
+                                            std::pair("GGML_MOECACHE_LOG", &settings.log_folder) }) {
+        if (!value->empty()) {
+            complain("context " + std::to_string(context->status->context_id()) + " has no experts here: nothing for " +
+                     variable + " (" + *value + ")");
+        }
+    }
 }
 
 // Programs that call llama_set_warmup route every token of their first graph (two of an encoder and decoder) to all

@@ -117,7 +117,8 @@ static void refuse(reason why, const std::string & detail) {
 static void say_unknown() {
     static bool done = false;
     for (const std::string & name : done ? std::vector<std::string>() : config_unknown()) {
-        GGML_LOG_WARN("moecache: %s is set and is no variable of ggml_moecache: it does nothing\n", name.c_str());
+        std::fprintf(stderr, "moecache: %s is set and is no variable of ggml_moecache: it does nothing\n",
+                     name.c_str());
     }
     done = true;
 }

@@ -65,7 +65,8 @@ static const variable_info table[] = {
       "slots, an unsupported type, an MoE block in pieces or of unknown form or computed as a whole, memory that cannot be pinned, a "
       "session state that cannot be used, a log, state or status file that cannot be written, events lost by a full ring. What is "
       "found at the end, a device that was never used and what kept the library from being loaded end the process with status 1. "
-      "Experts that the user placed elsewhere (--cpu-moe) and a model without experts are no fallback." },
+      "Experts that the user placed elsewhere (--cpu-moe) and a model without experts are no fallback; a device that computes no layer "
+      "at all (--n-gpu-layers 0) is one that was never used." },
 };
 
 const variable_info * variable_table(size_t & n_variables) {

@@ -38,7 +38,7 @@ static const reason_info table[] = {
     { reason::status_file, "status_file", "The file named by GGML_MOECACHE_STATUS could not be written." },
     { reason::never_used, "never_used",
       "The library was loaded, but no model was computed on a MoECache device. Where none was selected: --device MoECache0 "
-      "(llama.cpp takes CUDA0 when nothing is said). Where one was: no layer with experts was placed on it (--n-gpu-layers, --fit, "
+      "(llama.cpp takes CUDA0 when nothing is said). Where one was: no layer with experts was placed on it (--n-gpu-layers 0, --fit, "
       "GGML_MOECACHE_DEVICE_MIB)." },
     { reason::log_file, "log_file",
       "The routing log could not be opened or written; the model runs on, and events that are not stored are counted as "

@@ -160,6 +160,16 @@ def test_every_fallback_is_an_error_when_the_cache_is_required(build: Build, tmp
             assert sum(reason in line for line in lines) == 1, lines
 
 
+def test_what_has_no_use_without_experts_is_said_and_no_error(build: Build, tmp_path: Path) -> None:
+    """All experts elsewhere by --cpu-moe, yet a state and a log are named; a dense draft model is such a context."""
+    named = {"GGML_MOECACHE_STATE_OUT": str(tmp_path / "state.json"), "GGML_MOECACHE_LOG": str(tmp_path / "log")}
+    result = complete(build, with_plugin(build, "25%", **named), *ON_DEVICE, "--cpu-moe")
+    assert result.returncode == 0, result.stderr
+    unused = [line.partition("nothing for ")[2] for line in our_lines(result) if "has no experts here" in line]
+    assert unused == [f"{name} ({path})" for name, path in named.items()]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("program", ["llama-perplexity", "llama-cli", "llama-bench"])
 def test_programs_that_do_not_care_or_tell(build: Build, tmp_path: Path, program: str) -> None:
     """They ignore that a decode failed, or keep the log quiet: the line is on stderr, the status is 1 if required."""
