@@ -123,7 +123,7 @@ def _run(arguments: list[str]) -> int:
 def _doctor(model: Path | None, *, as_json: bool) -> int:
     from pyanalysis import doctor, settings  # noqa: PLC0415
 
-    settings.warn_of_unknown(os.environ)
+    settings.warn_of_unknown()
     report = doctor.diagnose(model)
     show(json.dumps(report, indent=2) if as_json else doctor.as_text(report))
     return 2 if report["verdict"]["reason"] == "bad_config" else 0
@@ -133,7 +133,7 @@ def _config(*, as_json: bool) -> int:
     from pyanalysis import settings  # noqa: PLC0415
 
     show(settings.as_json(os.environ) if as_json else settings.as_text(os.environ))
-    settings.warn_of_unknown(os.environ)
+    settings.warn_of_unknown()
     return 0
 
 

@@ -144,7 +144,6 @@ def environment_for(request: RunRequest, library_dir: Path) -> dict[str, str]:
     Raises BackendError if the plugin would refuse: llama-completion itself would only miss the device.
     """
     environment = dict(os.environ)
-    settings.warn_of_unknown(environment)
     environment["GGML_BACKEND_PATH"] = str(ggml_moecache.backend_path())
     if request.capacity is not None:
         environment["GGML_MOECACHE_CAPACITY"] = request.capacity
@@ -186,10 +185,10 @@ def warm_up(request: RunRequest, folder: Path) -> None:
     from pyanalysis.traces import logs_in, read_trace  # noqa: PLC0415
 
     assert request.warm is not None  # noqa: S101 - the caller has looked
-    default = {variable.name: variable.default for variable in _native.variables()}
+    variables = {variable.name: variable for variable in _native.variables()}
 
     def in_force(name: str, given: str | None) -> str:
-        return given or os.environ.get(name) or default[name]
+        return given or settings.in_force(variables[name], os.environ)
 
     capacity = in_force("GGML_MOECACHE_CAPACITY", request.capacity)
     if capacity in ("0", "all", "auto"):

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PREFIX = "GGML_MOECACHE_"
-# Of the scripts, not of the plugin (CONTRIBUTING.md): where scripts/setup keeps its builds of llama.cpp.
-_OF_SCRIPTS = frozenset({"GGML_MOECACHE_HOME"})
 
 
 def in_force(variable: _native.Variable, environment: Mapping[str, str]) -> str:
@@ -22,24 +20,21 @@ def in_force(variable: _native.Variable, environment: Mapping[str, str]) -> str:
     return environment.get(variable.name) or variable.default
 
 
-def unknown(environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable that begins as ours do and is none, with the name that may have been meant."""
-    known = [variable.name for variable in _native.variables()]
+def unknown() -> list[str]:
+    """A line for each variable of this process that begins as ours do and is none, with the name that may be meant."""
+    # Without what all of them begin with, which would make any two alike.
+    known = [variable.name.removeprefix(_PREFIX) for variable in _native.variables()]
     lines = []
-    for name in sorted(environment):
-        if not name.startswith(_PREFIX) or name in _OF_SCRIPTS or name in known:
-            continue
-        # Without what all of them begin with, which would make any two alike.
-        rest = [one.removeprefix(_PREFIX) for one in known if one.startswith(_PREFIX)]
-        meant = difflib.get_close_matches(name.removeprefix(_PREFIX), rest, 1)
+    for name in _native.unknown_variables():
+        meant = difflib.get_close_matches(name.removeprefix(_PREFIX), known, 1)
         hint = f"did you mean {_PREFIX}{meant[0]}?" if meant else "moecache config lists those that there are"
         lines.append(f"{name} is set and is no variable of ggml_moecache: it does nothing; {hint}")
     return lines
 
 
-def warn_of_unknown(environment: Mapping[str, str]) -> None:
-    """Print those lines to stderr."""
-    for line in unknown(environment):
+def warn_of_unknown() -> None:
+    """Print those lines to stderr. The plugin says it too, without the hint, when a program loads it."""
+    for line in unknown():
         print(f"moecache: warning: {line}", file=sys.stderr)
 
 

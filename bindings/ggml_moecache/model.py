@@ -312,6 +312,9 @@ def load_model(
 def status() -> dict[str, Any]:
     """State of every llama context on a MoECache device in this process, as GGML_MOECACHE_STATUS=FILE has it.
 
+    Each of "contexts" has a "reason" of its own (REASONS.md); the one beside them is the process's: the plugin refused
+    to be used, or never was.
+
     Raises BackendError if no model has been loaded with `load_model` yet.
     """
     try:

@@ -30,6 +30,8 @@ void bind_tables(nb::module_ & m) {
         .def_ro("values", &moecache::variable_info::values, "What it takes.")
         .def_ro("summary", &moecache::variable_info::summary);
     m.def("variables", &variables, "All settings of the plugin, in the order of the documentation.");
+    m.def("unknown_variables", &moecache::config_unknown,
+          "Variables of the environment that begin as ours do and are none, in rising order.");
 
     nb::class_<moecache::reason_info>(m, "Reason", "Why the cache, or a part of it, does not do what was asked.")
         .def_ro("name", &moecache::reason_info::name, "As in the log and in the status.")

@@ -1,5 +1,6 @@
 #include "backend/buffer-type.h"
 
+#include "backend/fallbacks.h"
 #include "backend/resident.h"
 #include "core/config.h"
 #include "core/reasons.h"
@@ -149,8 +150,8 @@ static ggml_backend_buffer_t store_alloc_buffer(ggml_backend_buffer_type_t type,
     store->host          = host;
     store->pinned        = pinned != nullptr && host->buft == pinned;
     if (pinned != nullptr && !store->pinned && config_read().require) {
-        GGML_LOG_ERROR("moecache: %s: MOECACHE_REQUIRE=1: %s: %s\n", device->name.c_str(),
-                       reason_name(reason::not_pinned), reason_text(reason::not_pinned));
+        complain(device->name + ": MOECACHE_REQUIRE=1: " + reason_name(reason::not_pinned) + ": " +
+                 reason_text(reason::not_pinned));
         requirement_missed();
         ggml_backend_buffer_free(host);
         delete store;

@@ -1,5 +1,6 @@
 #include "backend/context-log.h"
 
+#include "backend/fallbacks.h"
 #include "backend/stored-weights.h"
 #include "core/expert-name.h"
 #include "transfer/cuda-events.h"
@@ -79,8 +80,8 @@ static void warn_of_layers_without_down(const ggml_cgraph * graph, const device_
     }
     for (const auto & entry : has_down) {
         if (!entry.second) {
-            GGML_LOG_WARN("moecache: layer %d is not in the routing log: its ffn_down_%s was placed elsewhere\n",
-                          entry.first.first, expert_family_name(entry.first.second));
+            complain("layer " + std::to_string(entry.first.first) + " is not in the routing log: its ffn_down_" +
+                     expert_family_name(entry.first.second) + " was placed elsewhere");
         }
     }
 }

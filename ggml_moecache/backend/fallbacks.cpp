@@ -3,6 +3,7 @@
 #include "core/requirement.h"
 
 #include <cstdio>
+#include <utility>
 
 namespace moecache {
 
@@ -21,13 +22,14 @@ static void fail(backend_context * context, reason why, const std::string & deta
         complain("MOECACHE_REQUIRE=1: " + text_of(why, detail));
     }
     requirement_missed();
-    context->failed     = true;
-    context->announced  = true;
-    context_facts facts = context->status->facts();
-    facts.state         = context_state::inactive;
-    facts.why           = why;
-    facts.detail        = detail;
-    context->status->update(facts);
+    context->announced = true;
+    if (!std::exchange(context->failed, true)) { // the first reason is why nothing is computed any more
+        context_facts facts = context->status->facts();
+        facts.state         = context_state::inactive;
+        facts.why           = why;
+        facts.detail        = detail;
+        context->status->update(facts);
+    }
     write_status_file(context);
 }
 

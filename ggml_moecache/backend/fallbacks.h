@@ -15,7 +15,7 @@ void announce(backend_context * context, const context_facts & facts);
 void write_status_file(backend_context * context);
 
 // One line on stderr and not in the program's log, which llama-bench and llama-cli keep quiet, and whose errors
-// llama-cpp-python hides without `verbose`: for what is not as asked for.
+// llama-cpp-python hides without `verbose`: for what is not as asked for. Also where GGML's logger is gone, at exit.
 void complain(const std::string & text);
 
 // A fallback is said once per context, and is an error under MOECACHE_REQUIRE=1. `detail`: figures and names that

@@ -147,8 +147,8 @@ static void write_state_file(backend_context * context) {
     const std::string path = context->state_name->apply(context->settings.state_out);
     if (context->state_in_refused && context->settings.state_in == context->settings.state_out && exists(path)) {
         std::rename(path.c_str(), (path + ".refused").c_str());
-        GGML_LOG_WARN("moecache: %s: the state that could not be used is kept as %s.refused\n",
-                      reason_name(reason::state_in), path.c_str());
+        complain(std::string(reason_name(reason::state_in)) + ": the state that could not be used is kept as " + path +
+                 ".refused");
     }
     const std::string error = file_replace(path, saved_session_text(cache->export_session()) + "\n");
     if (!error.empty()) {
@@ -194,8 +194,7 @@ static bool make_cache(backend_context * context, const graph_plan & plan, const
     if (context->log != nullptr) {
         const std::string no_times = context->moe->cache->keep_records();
         if (!no_times.empty()) {
-            GGML_LOG_WARN("moecache: the log will not have the times of the device's work and copies: %s\n",
-                          no_times.c_str());
+            complain("the log will not have the times of the device's work and copies: " + no_times);
         }
     }
     if (!why.empty() && !fall_back(context, reason::fewer_slots, why)) {

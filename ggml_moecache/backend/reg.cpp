@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/device.h"
+#include "backend/fallbacks.h"
 #include "core/config.h"
 #include "core/reasons.h"
 #include "core/requirement.h"
@@ -97,7 +98,7 @@ static void write_status(reason why, const std::string & detail) {
     const std::string path  = config_get("GGML_MOECACHE_STATUS");
     const std::string error = path.empty() ? "" : status_write(path);
     if (!error.empty()) {
-        std::fprintf(stderr, "moecache: %s: %s\n", reason_name(reason::status_file), error.c_str());
+        complain(std::string(reason_name(reason::status_file)) + ": " + error);
     }
 }
 
@@ -117,8 +118,7 @@ static void refuse(reason why, const std::string & detail) {
 static void say_unknown() {
     static bool done = false;
     for (const std::string & name : done ? std::vector<std::string>() : config_unknown()) {
-        std::fprintf(stderr, "moecache: %s is set and is no variable of ggml_moecache: it does nothing\n",
-                     name.c_str());
+        complain(name + " is set and is no variable of ggml_moecache: it does nothing");
     }
     done = true;
 }
@@ -182,12 +182,12 @@ struct at_exit {
             // line; the thread is still alive here.
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         } else if (!devices.empty()) {
-            // Nobody should have to guess that a cache was off. GGML's logger may be gone by now.
-            const char * detail = status_any_created() ?
-                                      "a context with a MoECache device computed none of its experts there" :
-                                      "no context had a MoECache device";
-            std::fprintf(stderr, "moecache: inactive: %s: %s - %s\n", reason_name(reason::never_used), detail,
-                         reason_text(reason::never_used));
+            // Nobody should have to guess that a cache was off.
+            const std::string detail = status_any_created() ?
+                                           "a context with a MoECache device computed none of its experts there" :
+                                           "no context had a MoECache device";
+            complain(std::string("inactive: ") + reason_name(reason::never_used) + ": " + detail + " - " +
+                     reason_text(reason::never_used));
             write_status(reason::never_used, detail);
             requirement_missed();
         }
@@ -197,8 +197,7 @@ struct at_exit {
         if (requirement_unmet()) {
             // What exit() would still do is let go: the program's output that waits for that thread must not be.
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            std::fprintf(stderr, "moecache: MOECACHE_REQUIRE=%s: the process ends with status 1\n",
-                         config_get("MOECACHE_REQUIRE").c_str());
+            complain("MOECACHE_REQUIRE=" + config_get("MOECACHE_REQUIRE") + ": the process ends with status 1");
             std::fflush(nullptr);
             std::_Exit(1);
         }

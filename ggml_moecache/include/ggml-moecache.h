@@ -30,7 +30,8 @@ MOECACHE_API const char * moecache_config_set(const char * name, const char * va
 // there is none). Returns NULL for a name that is no variable of this library. Valid until this thread's next call.
 MOECACHE_API const char * moecache_config_get(const char * name);
 
-// Write the state of every llama context of this process as one JSON object, as GGML_MOECACHE_STATUS=FILE does.
+// Write the state of every llama context of this process as one JSON object, as GGML_MOECACHE_STATUS=FILE does. Each of
+// "contexts" has its own "reason"; the one beside them is the process's: the library refused to be used, or never was.
 // Writes at most `size` bytes including the terminating NUL; returns the bytes needed including it. `buffer` may be
 // NULL when `size` is 0.
 MOECACHE_API size_t moecache_status_json(char * buffer, size_t size);

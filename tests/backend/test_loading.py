@@ -197,6 +197,18 @@ def test_programs_that_do_not_care_or_tell(build: Build, tmp_path: Path, program
         )
 
 
+def test_the_first_reason_is_the_one_that_is_kept(build: Build, tmp_path: Path) -> None:
+    """Capacity auto and one graph: neither state can be had, and the context's reason is the first."""
+    status = tmp_path / "status.json"
+    named = {"GGML_MOECACHE_STATE_IN": str(tmp_path / "in"), "GGML_MOECACHE_STATE_OUT": str(tmp_path / "out")}
+    environment = with_plugin(build, "auto", GGML_MOECACHE_STATUS=str(status), **named)
+    result = complete(build, environment, *ON_DEVICE, "-p", "a", "-n", "1", "--no-warmup")
+    assert result.returncode == 1, result.stderr
+    (context,) = json.loads(status.read_text())["contexts"]
+    assert (context["state"], context["reason"]) == ("inactive", "state_in")
+    assert context["fallbacks"] == ["state_in", "state_out"]
+
+
 def test_the_status_file_is_never_of_an_earlier_run(build: Build, tmp_path: Path) -> None:
     """A process that cannot use the library, or does not, says so there."""
     status = tmp_path / "status.json"

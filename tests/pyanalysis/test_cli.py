@@ -90,7 +90,7 @@ def test_config_as_json():
     assert all(row["is_default"] and row["value"] == row["default"] for row in rows)
 
 
-@pytest.mark.parametrize("arguments", [["config", "--json"], ["doctor", "--json"], ["run", "-p", "a", "-n", "1"]])
+@pytest.mark.parametrize("arguments", [["config", "--json"], ["doctor", "--json"]])
 def test_a_misspelt_variable_is_warned_of(arguments):
     environment = configured(GGML_MOECACHE_CAPASITY="25%", GGML_MOECACHE_XYZ="1", GGML_MOECACHE_HOME="h")
     result = moecache(*arguments, environment=environment)
