@@ -1,8 +1,10 @@
 #include "backend/batch-tracker.h"
 
+#include "backend/fallbacks.h"
 #include "core/expert-name.h"
 
 #include <cstring>
+#include <utility>
 
 namespace moecache {
 
@@ -88,16 +90,23 @@ void batch_tracker::read(const plan_inputs & inputs) {
     const int32_t * positions =
         inputs.positions != nullptr ? static_cast<const int32_t *>(inputs.positions->data) : nullptr;
     attention_view attention;
-    if (inputs.mask != nullptr) {
+    bool           known = inputs.mask != nullptr;
+    if (known) {
         attention.cells    = static_cast<const int64_t *>(inputs.cells->data);
         attention.mask     = inputs.mask->data;
         attention.mask_f16 = inputs.mask->type == GGML_TYPE_F16;
         attention.n_cells  = static_cast<size_t>(inputs.mask->ne[0]);
         attention.n_tokens = inputs.n_tokens;
-        attention.streams  = inputs.mask->ne[3] > 1 || several_streams;
-        several_streams    = attention.streams;
+        known              = attention.plausible();
     }
-    if (inputs.mask != nullptr && !attention.consistent()) { // one stream of several, alone in this ubatch
+    if (inputs.mask != nullptr && !known && !std::exchange(said_cells, true)) {
+        complain("the KV cells of a ubatch could not be read: its requests are told apart by positions alone");
+    }
+    if (known) {
+        attention.streams = inputs.mask->ne[3] > 1 || several_streams;
+        several_streams   = attention.streams;
+    }
+    if (known && !attention.consistent()) { // one stream of several, alone in this ubatch
         attention.streams = several_streams = true;
     }
     batch_output_rows.clear();
@@ -105,7 +114,7 @@ void batch_tracker::read(const plan_inputs & inputs) {
         const int32_t * rows = static_cast<const int32_t *>(inputs.output_ids->data);
         batch_output_rows.assign(rows, rows + inputs.output_ids->ne[0]);
     }
-    requests.assign(positions, inputs.n_tokens, batch_tokens, inputs.mask != nullptr ? &attention : nullptr,
+    requests.assign(positions, inputs.n_tokens, batch_tokens, known ? &attention : nullptr,
                     inputs.output_ids != nullptr ? &batch_output_rows : nullptr);
 }
 

@@ -39,6 +39,7 @@ private:
     std::vector<token_info>       batch_tokens;
     std::vector<int32_t>          batch_output_rows;
     bool several_streams = false;   // a ubatch has shown more than one KV stream: cells count through all of them
+    bool said_cells      = false;   // that they could not be read, once
     int  last_block      = INT_MAX; // block_order() of the last block seen: it rises within a ubatch
 };
 

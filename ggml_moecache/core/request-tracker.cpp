@@ -35,6 +35,13 @@ bool attention_view::consistent() const {
     return true;
 }
 
+bool attention_view::plausible() const {
+    // Cells of all streams together, of which `n_cells` says nothing: it is the part of a stream in use. 256 sequences
+    // of 2^19 tokens are as many.
+    static const int64_t most_cells = int64_t(1) << 27;
+    return std::all_of(cells, cells + n_tokens, [](int64_t cell) { return cell >= 0 && cell < most_cells; });
+}
+
 request_tracker::request_tracker() {
     requests.reserve(max_requests);
 }

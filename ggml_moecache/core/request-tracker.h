@@ -42,6 +42,9 @@ struct attention_view {
 
     // Every token may look at its own cell; otherwise mask and cells do not belong together.
     bool consistent() const;
+
+    // Whether the cells can be cells of a KV cache at all; if not, their memory holds something else.
+    bool plausible() const;
 };
 
 class request_tracker {

@@ -304,3 +304,20 @@ TEST(what_is_longer_than_a_draft_can_be_is_prefill) {
     CHECK_EQ(n_decode(195, 2, counted(1, 2)), 0u);
     CHECK_EQ(n_decode(197, 1, none), 1u);
 }
+
+// What is no cell must not become an index. Cells count through all streams, beyond the part of one that is in use.
+TEST(numbers_that_are_no_cells_are_told) {
+    attention_view attention;
+    attention.n_cells  = 8;
+    attention.n_tokens = 2;
+    for (const auto & [cell, is_one] : { std::pair(int64_t(0), true),
+                                         { (int64_t(1) << 27) - 1, true },
+                                         { int64_t(1) << 27, false },
+                                         { -1, false },
+                                         { INT64_MAX, false },
+                                         { INT64_MIN, false } }) {
+        const int64_t cells[] = { 7, cell };
+        attention.cells       = cells;
+        CHECK_EQ(attention.plausible(), is_one);
+    }
+}
